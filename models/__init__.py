@@ -1,0 +1,19 @@
+"""What is believed: Gaussian algebra, likelihoods, kernels, networks. The registries name what the command line offers."""
+
+from functools import partial
+
+from models.backbones import MLP, Conv4, Identity
+from models.kernels import RBF, Cosine, Linear, Matern52, Polynomial
+
+KERNELS = {
+    "cosine": Cosine,
+    "cosine-bn": partial(Cosine, normalise_features=True, affine=True),
+    "linear": Linear,
+    "rbf": RBF,
+    "rbf-norm": partial(RBF, unit=True),
+    "matern52": Matern52,
+    "poly1": partial(Polynomial, degree=1),
+    "poly2": partial(Polynomial, degree=2),
+}
+
+BACKBONES = {"conv4": Conv4, "mlp": MLP, "identity": Identity}

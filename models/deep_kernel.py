@@ -1,0 +1,75 @@
+"""Deep kernel: a network, then a base kernel on its features. Parameters in, Gaussian prior out (DESIGN 2)."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, UInt8
+
+from models.backbones import TaskBatchNorm
+from models.gaussian import GaussianPrior, Query
+from models.kernels import Hyper, Kernel
+
+
+def gaussian_prior(kernel: Kernel, hyper: Hyper, features: Float[Array, "N D"], classes: int) -> GaussianPrior:
+    """Zero-mean prior N(0, K) of `classes` latents at features [N, D]; K [N, N] is shared by the classes."""
+    mean = jnp.zeros((classes, features.shape[0]), features.dtype)
+    return GaussianPrior(mean, kernel.gram(hyper, features, features), kernel.root(hyper, features))
+
+
+def gaussian_query(
+    kernel: Kernel, hyper: Hyper, support: Float[Array, "N D"], query: Float[Array, "Q D"], classes: int
+) -> Query:
+    """What (G7) needs at query features [Q, D]: zero mean a_* [C, Q], k_* [Q, N] to the support [N, D], k_** [Q]."""
+    mean = jnp.zeros((classes, query.shape[0]), query.dtype)
+    return Query(mean, kernel.gram(hyper, query, support), kernel.diagonal(hyper, query))
+
+
+class DeepKernel(nnx.Module):
+    """Backbone, optional batch norm of the features (if the kernel asks for it), kernel and its hyper-parameters."""
+
+    def __init__(self, backbone: nnx.Module, kernel: Kernel, *, rngs: nnx.Rngs, classes: int | None = None):
+        self.backbone, self.kernel, self.classes = backbone, kernel, classes
+        self.hyper = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in kernel.initial().items()})
+        self.norm = TaskBatchNorm(backbone.features, affine=kernel.affine) if kernel.normalise_features else None
+
+    def hyperparameters(self) -> Hyper:
+        """Name -> unconstrained scalar, as the kernel takes them."""
+        return {name: self.hyper[name][...] for name in self.kernel.initial()}
+
+    def __call__(
+        self, x: UInt8[Array, "T N H W Ch"] | Float[Array, "T N H W Ch"], train: bool
+    ) -> Float[Array, "T N D"]:
+        """Features [T, N, D] of images x [T, N, H, W, Ch], bytes (scaled by 1/255) or numbers in [0, 1].
+
+        train=True normalises with the statistics of each task's N images and records them.
+        """
+        if x.dtype == jnp.uint8:
+            x = x.astype(jnp.result_type(float)) / 255.0
+        features = self.backbone(x, train)
+        return features if self.norm is None else self.norm(features, train)
+
+    def features(self, x: UInt8[Array, "N H W Ch"] | Float[Array, "N H W Ch"]) -> Float[Array, "N D"]:
+        """Features [N, D] of images x [N, H, W, Ch] in evaluation mode: each row depends on its own image only."""
+        return self(x[None], train=False)[0]
+
+    def prior(
+        self, x: UInt8[Array, "N H W Ch"] | Float[Array, "N H W Ch"], classes: int | None = None
+    ) -> GaussianPrior:
+        """Prior of the latents at images x [N, H, W, Ch], in evaluation mode."""
+        return gaussian_prior(self.kernel, self.hyperparameters(), self.features(x), self._classes(classes))
+
+    def query(
+        self,
+        x_support: UInt8[Array, "N H W Ch"] | Float[Array, "N H W Ch"],
+        x_query: UInt8[Array, "Q H W Ch"] | Float[Array, "Q H W Ch"],
+        classes: int | None = None,
+    ) -> Query:
+        """Query of (G7) from x_support [N, H, W, Ch] to x_query [Q, H, W, Ch], in evaluation mode."""
+        support, query = self.features(x_support), self.features(x_query)
+        return gaussian_query(self.kernel, self.hyperparameters(), support, query, self._classes(classes))
+
+    def _classes(self, classes: int | None) -> int:
+        """The number of latents asked for, or the one given at construction. Raises ValueError without either."""
+        chosen = self.classes if classes is None else classes
+        if chosen is None:
+            raise ValueError("expected the number of classes, got None: pass classes= here or to DeepKernel")
+        return chosen

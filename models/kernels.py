@@ -1,0 +1,192 @@
+"""Base kernels K = s2 k(x, z) on feature vectors (METHODS 5): frozen dataclasses that hold no numbers.
+
+The numbers a kernel learns live outside it, in a dict of unconstrained scalars `hyper`, so that the same kernel object
+serves a Flax module, a NumPyro model and a hand-written test. Every product runs at the highest matmul precision.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Float
+
+Hyper = dict[str, Float[Array, ""] | float]
+
+# Centre of the prior on log s2, and where learning starts (METHODS 4: without a prior the output scale runs away).
+LOG_SCALE = math.log(10.0)
+
+
+def inner_products(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
+    """All x.z [N, M]."""
+    return jnp.matmul(x, z.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def squared_distances(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
+    """All |x - z|^2 [N, M], clamped at 0; the gradient at x = z is 0.
+
+    Both sides are shifted by the mean of z first: the distances stay the same and far less cancels in float32. The
+    shift uses z alone, so a row does not depend on the other rows.
+    """
+    shift = jax.lax.stop_gradient(z.mean(axis=0))
+    x, z = x - shift, z - shift
+    squares = (x * x).sum(axis=-1)[:, None] + (z * z).sum(axis=-1)[None, :]
+    return jnp.maximum(squares - 2.0 * inner_products(x, z), 0.0)
+
+
+def unit_norm(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    """x / |x| [N, D]; a zero vector stays zero, with zero gradient (all ReLUs of an image can be off)."""
+    squares = (x * x).sum(axis=-1, keepdims=True)
+    alive = squares > jnp.finfo(x.dtype).tiny
+    # The inner `where` keeps the unused branch finite: 0 * inf would put NaN into the gradient.
+    return jnp.where(alive, x * jax.lax.rsqrt(jnp.where(alive, squares, 1.0)), 0.0)
+
+
+def per_dimension(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    """x / sqrt(D) [N, D]: inner products become means over features and do not grow with the feature size."""
+    return x / math.sqrt(x.shape[-1])
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A base kernel. `hyper` holds unconstrained scalars; `log_scale` is log s2, a variance, in all of them.
+
+    `normalise_features` asks the deep kernel for batch-normalised features, `affine` for a learned scale and shift
+    after that normalisation.
+    """
+
+    normalise_features: bool = False
+    affine: bool = False
+
+    def initial(self) -> dict[str, float]:
+        """Where learning starts."""
+        return {"log_scale": LOG_SCALE}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        """One weakly informative prior for each name in `initial`."""
+        return {"log_scale": dist.Normal(LOG_SCALE, 1.5)}
+
+    def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
+        """K [N, M] between the rows of x [N, D] and z [M, D]."""
+        raise NotImplementedError(f"{type(self).__name__} has no gram")
+
+    def diagonal(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, " N"]:
+        """Diagonal [N] of gram(x, x)."""
+        raise NotImplementedError(f"{type(self).__name__} has no diagonal")
+
+    def root(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"] | None:
+        """S [N, R] with K = S S^T (G8), or None where the kernel has no short feature map."""
+        return None
+
+
+class FeatureKernel(Kernel):
+    """K = S S^T with an explicit feature map `root`."""
+
+    def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
+        return inner_products(self.root(hyper, x), self.root(hyper, z))
+
+    def diagonal(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, " N"]:
+        return (self.root(hyper, x) ** 2).sum(axis=-1)
+
+
+@dataclass(frozen=True)
+class Cosine(FeatureKernel):
+    """k = x.z / (|x| |z|); 0 where either is the zero vector."""
+
+    def root(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
+        return jnp.exp(0.5 * hyper["log_scale"]) * unit_norm(x)
+
+
+@dataclass(frozen=True)
+class Linear(FeatureKernel):
+    """k = x.z / D."""
+
+    def root(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
+        return jnp.exp(0.5 * hyper["log_scale"]) * per_dimension(x)
+
+
+@dataclass(frozen=True)
+class Stationary(Kernel):
+    """k = profile(|x - z|^2 / l^2) of x / sqrt(D), or of x / |x| with `unit`."""
+
+    unit: bool = False
+
+    def initial(self) -> dict[str, float]:
+        return {**super().initial(), "log_lengthscale": 0.0}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        return {**super().priors(), "log_lengthscale": dist.Normal(0.0, 1.0)}
+
+    def profile(self, squares: Float[Array, "N M"]) -> Float[Array, "N M"]:
+        """k as a function of the squared distance in length-scales; profile(0) = 1."""
+        raise NotImplementedError(f"{type(self).__name__} has no profile")
+
+    def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
+        prepare = unit_norm if self.unit else per_dimension
+        squares = squared_distances(prepare(x), prepare(z)) * jnp.exp(-2.0 * hyper["log_lengthscale"])
+        return jnp.exp(hyper["log_scale"]) * self.profile(squares)
+
+    def diagonal(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, " N"]:
+        return jnp.full(x.shape[0], jnp.exp(hyper["log_scale"]), x.dtype)
+
+
+@dataclass(frozen=True)
+class RBF(Stationary):
+    """k = exp(-r^2 / 2)."""
+
+    def profile(self, squares: Float[Array, "N M"]) -> Float[Array, "N M"]:
+        return jnp.exp(-0.5 * squares)
+
+
+@jax.custom_jvp
+def matern52(squares: Float[Array, "*s"]) -> Float[Array, "*s"]:
+    """(1 + a + a^2 / 3) exp(-a) with a = sqrt(5 r^2), as a function of r^2."""
+    a = jnp.sqrt(5.0 * squares)
+    return (1.0 + a + a * a / 3.0) * jnp.exp(-a)
+
+
+@matern52.defjvp
+def _matern52_jvp(primals, tangents):
+    """dk/d(r^2) = -5/6 (1 + a) exp(-a): no square root is differentiated, so nothing blows up at r = 0."""
+    (squares,), (tangent,) = primals, tangents
+    a = jnp.sqrt(5.0 * squares)
+    return matern52(squares), -5.0 / 6.0 * (1.0 + a) * jnp.exp(-a) * tangent
+
+
+@dataclass(frozen=True)
+class Matern52(Stationary):
+    """k = (1 + a + a^2 / 3) exp(-a), a = sqrt(5) r."""
+
+    def profile(self, squares: Float[Array, "N M"]) -> Float[Array, "N M"]:
+        return matern52(squares)
+
+
+@dataclass(frozen=True)
+class Polynomial(Kernel):
+    """k = (x.z / D + offset)^degree on standardised features, offset = exp(log_offset) >= 0."""
+
+    normalise_features: bool = True
+    degree: int = 1
+    log_offset: ClassVar[float] = 0.0  # offset 1 = x.x / D of standardised features: constant and linear part equal
+
+    def initial(self) -> dict[str, float]:
+        return {**super().initial(), "log_offset": self.log_offset}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        return {**super().priors(), "log_offset": dist.Normal(self.log_offset, 1.0)}
+
+    def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
+        base = inner_products(per_dimension(x), per_dimension(z)) + jnp.exp(hyper["log_offset"])
+        return jnp.exp(hyper["log_scale"]) * base**self.degree
+
+    def diagonal(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, " N"]:
+        base = (per_dimension(x) ** 2).sum(axis=-1) + jnp.exp(hyper["log_offset"])
+        return jnp.exp(hyper["log_scale"]) * base**self.degree
+
+    def root(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"] | None:
+        if self.degree != 1:  # degree 2 has (D + 1)(D + 2) / 2 features: an eigen-decomposition of K is cheaper
+            return None
+        constant = jnp.full((x.shape[0], 1), jnp.exp(0.5 * hyper["log_offset"]), x.dtype)
+        return jnp.exp(0.5 * hyper["log_scale"]) * jnp.concatenate([per_dimension(x), constant], axis=-1)
