@@ -1,0 +1,1 @@
+"""How predictions are judged: accuracy and calibration with their uncertainties."""

@@ -1,0 +1,16 @@
+"""Run-time shape checks, the data root and a compilation cache for all tests."""
+
+import os
+from pathlib import Path
+
+from jaxtyping import install_import_hook
+
+PACKAGES = ["models", "inference", "tasks", "evaluation", "runners"]
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+# Before any of the packages is imported: every annotated function checks its shapes while the tests run.
+install_import_hook(PACKAGES, "beartype.beartype")
+
+shared_data = REPOSITORY.parent / "shared" / "data"
+if shared_data.is_dir():
+    os.environ.setdefault("FEWSHOT_DATA", str(shared_data))
