@@ -31,7 +31,7 @@ class _Bins(NamedTuple):
 
     confidence: np.ndarray
     correct: np.ndarray
-    index: np.ndarray
+    number: np.ndarray
 
 
 def accuracy(probabilities: Probabilities, labels: Labels) -> float:
@@ -91,8 +91,8 @@ def ece(probabilities: Probabilities, labels: Labels, bins: int = BINS) -> float
 def mce(probabilities: Probabilities, labels: Labels, bins: int = BINS) -> float:
     """Maximum calibration error: the largest |accuracy_b - confidence_b| of the bins that hold a prediction."""
     binned = _binned(probabilities, labels, bins)
-    counts = np.bincount(binned.index.ravel(), minlength=bins)
-    gaps = np.abs(_bin_sums(binned.correct - binned.confidence, binned.index, bins))
+    counts = np.bincount(binned.number.ravel(), minlength=bins)
+    gaps = np.abs(_bin_sums(binned.correct - binned.confidence, binned.number, bins))
     return float((gaps[counts > 0] / counts[counts > 0]).max())
 
 
@@ -192,19 +192,19 @@ def _bin_sums(values: np.ndarray, index: np.ndarray, bins: int) -> np.ndarray:
 
 
 def _ece(correct: np.ndarray, binned: _Bins, bins: int) -> float:
-    gaps = _bin_sums(correct - binned.confidence, binned.index, bins)
+    gaps = _bin_sums(correct - binned.confidence, binned.number, bins)
     return float(np.abs(gaps).sum() / correct.size)
 
 
 def _correlation(binned: _Bins, bins: int) -> float:
-    counts = np.maximum(np.bincount(binned.index.ravel(), minlength=bins), 1)
-    accuracies = _bin_sums(binned.correct, binned.index, bins) / counts
+    counts = np.maximum(np.bincount(binned.number.ravel(), minlength=bins), 1)
+    accuracies = _bin_sums(binned.correct, binned.number, bins) / counts
     density = np.exp(-0.5 * np.square(ndtri(accuracies))) / np.sqrt(2 * np.pi)
     # One cell per episode and bin: the sum over ordered pairs is (sum)^2 - sum of squares.
-    episodes = np.arange(len(binned.index))[:, None]
-    cells = len(binned.index) * bins
-    covariance = _pair_sum(binned.correct - accuracies[binned.index], episodes * bins + binned.index, cells)
-    scale = _pair_sum(density[binned.index], episodes * bins + binned.index, cells)
+    episodes = np.arange(len(binned.number))[:, None]
+    cells = len(binned.number) * bins
+    covariance = _pair_sum(binned.correct - accuracies[binned.number], episodes * bins + binned.number, cells)
+    scale = _pair_sum(density[binned.number], episodes * bins + binned.number, cells)
     return float(np.clip(covariance / scale, 0.0, 1.0)) if scale > 0 else 0.0
 
 

@@ -9,8 +9,12 @@ PACKAGES = ["models", "inference", "tasks", "evaluation", "runners"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # Before any of the packages is imported: every annotated function checks its shapes while the tests run.
-install_import_hook(PACKAGES, "beartype.beartype")
+install_import_hook(PACKAGES, "typecheck.checked")
 
 shared_data = REPOSITORY.parent / "shared" / "data"
 if shared_data.is_dir():
     os.environ.setdefault("FEWSHOT_DATA", str(shared_data))
+
+from runners import compilation_cache  # noqa: E402 - the hook must be in place first
+
+compilation_cache.enable()

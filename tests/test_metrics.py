@@ -59,6 +59,12 @@ def test_calibration_errors_agree_with_a_loop(bins):
     assert metrics.mce(probabilities, labels, bins) == pytest.approx(max(gap for _, gap in gaps))
 
 
+def test_bins_are_closed_on_the_right():
+    # With two bins 0.5 belongs to the lower one, so the gaps -0.5 and +0.4 do not cancel.
+    probabilities, labels = np.array([[[0.5, 0.5], [0.6, 0.4]]]), np.array([[1, 0]])
+    assert metrics.ece(probabilities, labels, bins=2) == pytest.approx(0.45)
+
+
 def test_scores_agree_with_a_loop():
     probabilities, labels = random_predictions(1)
     one_hot = np.eye(4)[labels]
@@ -105,8 +111,8 @@ def test_floor_of_one_confidence_is_that_of_a_binomial(correlation, independent)
 @pytest.mark.parametrize("sharing", [0.0, 0.3])
 def test_floor_is_the_mean_ece_of_repeated_calibrated_experiments(sharing):
     rng = np.random.default_rng(1)
-    probabilities = constant_predictions(0.7, 200, 30)
-    experiments = [dependent_labels(rng, 0.7, 200, 30, sharing) for _ in range(200)]
+    probabilities = constant_predictions(0.9, 200, 30)
+    experiments = [dependent_labels(rng, 0.9, 200, 30, sharing) for _ in range(200)]
     truth = np.mean([metrics.ece(probabilities, labels) for labels in experiments])
     floors = [metrics.ece_floor(rng, probabilities, labels, draws=100).mean for labels in experiments[:10]]
     assert np.mean(floors) == pytest.approx(truth, rel=0.1)

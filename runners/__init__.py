@@ -1,0 +1,1 @@
+"""Command lines: configuration in, results out."""

@@ -1,0 +1,74 @@
+"""JAX's persistent compilation cache, on by default: a second run of the same program starts in seconds.
+
+The folder is `xla-<processor>` in the user's cache folder. JAX's own variables still decide: JAX_COMPILATION_CACHE_DIR
+names another folder and JAX_ENABLE_COMPILATION_CACHE=0 turns the cache off.
+"""
+
+import hashlib
+import os
+import platform
+import zlib
+from pathlib import Path
+
+import jax
+
+_CHECKED = ".checked"
+
+
+def user_cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/bayesian-few-shot`, or the same under `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bayesian-few-shot"
+
+
+def enable() -> Path | None:
+    """Turn the cache on and return its folder; None, without a word, where it is off or cannot be written."""
+    settings = jax.config.values
+    if not settings["jax_enable_compilation_cache"]:
+        return None
+    folder = Path(settings["jax_compilation_cache_dir"] or user_cache_folder() / f"xla-{_processor()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_damaged(folder)
+    except OSError:  # a read-only home folder: nothing is cached, nothing else changes
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    return folder
+
+
+def remove_damaged(folder: Path) -> list[Path]:
+    """Delete entries that a killed process left half-written, among those newer than the last check; return them.
+
+    JAX never rewrites an entry that it cannot read, and warns of it in every later run.
+    """
+    stamp = folder / _CHECKED
+    checked = stamp.stat().st_mtime_ns if stamp.exists() else 0
+    stamp.touch()
+    new = [path for path in folder.glob("*-cache") if path.stat().st_mtime_ns >= checked]
+    damaged = [path for path in new if not _is_complete(path.read_bytes())]
+    for path in damaged:
+        path.unlink(missing_ok=True)
+    return damaged
+
+
+def _is_complete(entry: bytes) -> bool:
+    if entry[:1] != b"\x78":  # not zlib: JAX uses zstandard where it is installed
+        return len(entry) > 0
+    stream = zlib.decompressobj()
+    try:
+        stream.decompress(entry)
+    except zlib.error:
+        return False
+    return stream.eof
+
+
+def _processor() -> str:
+    """A short name for this processor and its cores in use, which compiled programs are made for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    description = f"{platform.machine()} {platform.processor()} {cores}"
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        description += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:  # not Linux
+        pass
+    return hashlib.sha256(description.encode()).hexdigest()[:8]

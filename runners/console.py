@@ -1,0 +1,111 @@
+"""What runners print: progress, tables, estimates and one-line errors."""
+
+import contextlib
+import io
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TextIO
+
+CLEAR_LINE = "\r\x1b[K"
+
+
+class Progress:
+    """Progress of a loop: one line that updates itself on a terminal, plain lines at intervals elsewhere.
+
+    Shows what was done of the total, the values given, the rate since the start and the time left. `done` is where a
+    resumed loop starts.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        unit: str = "episodes",
+        *,
+        done: int = 0,
+        stream: TextIO | io.TextIOBase | None = None,
+        interval: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`interval`: least seconds between two displays; by default 0.1 on a terminal and 10 elsewhere."""
+        self.total, self.unit, self.stream, self.clock = total, unit, stream or sys.stdout, clock
+        self.terminal = self.stream.isatty()
+        self.interval = interval if interval is not None else (0.1 if self.terminal else 10.0)
+        self.first, self.started = done, clock()
+        self.shown_at, self.shown_done = -float("inf"), -1
+
+    def update(self, done: int, values: Mapping[str, str]) -> None:
+        """Show that `done` of the total are finished, unless the last display is too recent (the end is shown)."""
+        now = self.clock()
+        if done == self.shown_done or (now - self.shown_at < self.interval and done < self.total):
+            return
+        self.shown_at, self.shown_done = now, done
+        line = self._line(done, values, now - self.started)
+        if self.terminal:
+            self.stream.write(CLEAR_LINE + line[: shutil.get_terminal_size().columns - 1])
+        else:
+            self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def message(self, text: str) -> None:
+        """Print a line of its own; on a terminal the progress line comes back below it at the next update."""
+        self.stream.write((CLEAR_LINE if self.terminal else "") + text + "\n")
+        self.stream.flush()
+        self.shown_at, self.shown_done = -float("inf"), -1
+
+    def close(self) -> None:
+        """Leave the progress line as it stands."""
+        if self.terminal and self.shown_done >= 0:
+            self.stream.write("\n")
+            self.stream.flush()
+
+    def _line(self, done: int, values: Mapping[str, str], seconds: float) -> str:
+        parts = [f"{done:,}/{self.total:,} {self.unit}", *(f"{name} {value}" for name, value in values.items())]
+        if done > self.first and seconds > 0:
+            rate = (done - self.first) / seconds
+            digits = 0 if rate >= 99.5 else 1
+            parts += [f"{rate:,.{digits}f} {self.unit}/s", f"{format_seconds((self.total - done) / rate)} left"]
+        return "  ".join(parts)
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A text table: first column flush left, the others flush right, a rule under the header."""
+    table = [list(header), *map(list, rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in table]
+    return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
+
+
+def format_seconds(seconds: float) -> str:
+    """0.4 s, 12 s, 3:05 or 2:07:30."""
+    if seconds < 59.5:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_bytes(count: float) -> str:
+    """512 B, 1.5 MiB, 12 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def format_percent(share: float, half_width: float | None = None) -> str:
+    """87.3%, or 87.3 +- 0.6% with the half-width of an interval."""
+    interval = "" if half_width is None else f" +- {100 * half_width:.1f}"
+    return f"{100 * share:.1f}{interval}%"
+
+
+@contextlib.contextmanager
+def one_line_errors(*expected: type[Exception]) -> Iterator[None]:
+    """Turn errors of the expected types into one line on stderr and exit code 2, without a traceback."""
+    try:
+        yield
+    except expected as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,93 @@
+"""The persistent compilation cache: on by default, quiet, and rid of half-written entries."""
+
+import os
+import subprocess
+import sys
+import zlib
+
+import jax
+import pytest
+
+from runners import compilation_cache
+
+PROGRAM = """
+import jax, jax.numpy as jnp
+from runners import compilation_cache
+print(compilation_cache.enable())
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+f = jax.jit(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(9)).sum())
+print(float(f(jax.random.normal(jax.random.key(0), (9, 9)))))
+"""
+
+
+def run_program(cache_home):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    command = [sys.executable, "-W", "error", "-c", PROGRAM]
+    done = subprocess.run(
+        command, env=kept | {"XDG_CACHE_HOME": str(cache_home)}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_damaged_entry_is_replaced_quietly_and_results_are_the_same(tmp_path):
+    folder, first = run_program(tmp_path)
+    assert folder.startswith(str(tmp_path / "bayesian-few-shot" / "xla-"))
+    entries = {path: path.read_bytes() for path in tmp_path.rglob("*-cache")}
+    assert entries
+    for path, intact in entries.items():
+        path.write_bytes(intact[: len(intact) // 2])
+    assert run_program(tmp_path) == [folder, first]
+    assert {path for path in entries if compilation_cache._is_complete(path.read_bytes())} == set(entries)
+    assert run_program(tmp_path) == [folder, first]  # read from the cache
+
+
+@pytest.fixture
+def settings(monkeypatch, tmp_path):
+    """JAX's settings as in a fresh process whose user cache folder is empty; put back afterwards."""
+    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: jax.config.values[name] for name in names}
+    jax.config.update("jax_compilation_cache_dir", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_the_folder_is_in_the_user_cache(settings, tmp_path):
+    folder = compilation_cache.enable()
+    assert folder.is_dir() and folder.parent == tmp_path / "user" / "bayesian-few-shot"
+    assert jax.config.values["jax_compilation_cache_dir"] == str(folder)
+
+
+def test_the_settings_of_jax_decide(settings, tmp_path):
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
+    assert compilation_cache.enable() == tmp_path / "mine"
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "off"))
+    assert compilation_cache.enable() is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
+
+
+def test_a_folder_that_cannot_be_made_turns_the_cache_off(settings, tmp_path):
+    (tmp_path / "user").touch()
+    assert compilation_cache.enable() is None
+    assert jax.config.values["jax_compilation_cache_dir"] is None
+
+
+def test_only_entries_newer_than_the_last_check_are_read(tmp_path):
+    whole, broken = zlib.compress(b"x" * 1000), zlib.compress(os.urandom(1000))[:-10]
+    (tmp_path / "a-cache").write_bytes(whole)
+    (tmp_path / "b-cache").write_bytes(broken)
+    (tmp_path / "c-cache").write_bytes(b"\x28\xb5\x2f\xfd other format")
+    assert compilation_cache.remove_damaged(tmp_path) == [tmp_path / "b-cache"]
+    (tmp_path / "d-cache").write_bytes(broken)
+    (tmp_path / "e-cache").write_bytes(broken)
+    os.utime(tmp_path / "e-cache", (1, 1))
+    assert compilation_cache.remove_damaged(tmp_path) == [tmp_path / "d-cache"]
+    assert sorted(path.name[0] for path in tmp_path.glob("*-cache")) == ["a", "c", "e"]
+
+
+@pytest.mark.parametrize("entry", [b"", b"\x78", b"\x78\x9cgarbage"])
+def test_incomplete_entries(entry):
+    assert not compilation_cache._is_complete(entry)

@@ -1,0 +1,123 @@
+"""Progress on a terminal and elsewhere, tables, estimates and one-line errors."""
+
+import io
+
+import pytest
+
+from runners import console
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def run_loop(stream, steps, seconds, **options):
+    clock = Clock()
+    progress = console.Progress(1000, stream=stream, clock=clock, **options)
+    for step in steps:
+        clock.now += seconds
+        progress.update(step, {"loss": f"{1 / step:.3f}"})
+    progress.close()
+    return stream.getvalue()
+
+
+def test_plain_lines_come_at_intervals_and_at_the_end():
+    text = run_loop(io.StringIO(), range(100, 1001, 100), 4.0)
+    # 4 s a hundred: shown at once, then when 10 s have passed (12 s), then at the end.
+    assert text == (
+        "100/1,000 episodes  loss 0.010  25.0 episodes/s  36 s left\n"
+        "400/1,000 episodes  loss 0.003  25.0 episodes/s  24 s left\n"
+        "700/1,000 episodes  loss 0.001  25.0 episodes/s  12 s left\n"
+        "1,000/1,000 episodes  loss 0.001  25.0 episodes/s  0.0 s left\n"
+    )
+
+
+def test_a_terminal_sees_one_line_that_updates():
+    text = run_loop(Terminal(), [500, 1000], 1.0)
+    assert text.count("\n") == 1 and text.endswith("\n")
+    assert text.split(console.CLEAR_LINE)[1:] == [
+        "500/1,000 episodes  loss 0.002  500 episodes/s  1.0 s left",
+        "1,000/1,000 episodes  loss 0.001  500 episodes/s  0.0 s left\n",
+    ]
+
+
+def test_the_line_is_cut_to_the_width_of_the_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    assert run_loop(Terminal(), [500], 1.0).strip("\n") == console.CLEAR_LINE + "500/1,000 episodes "
+
+
+def test_a_resumed_loop_counts_only_its_own_steps():
+    text = run_loop(io.StringIO(), [700], 1.0, done=600)
+    assert "100 episodes/s  3.0 s left" in text
+
+
+def test_no_rate_before_the_first_step():
+    assert run_loop(io.StringIO(), [600], 1.0, done=600) == "600/1,000 episodes  loss 0.002\n"
+
+
+def test_a_message_stands_on_its_own_line_and_the_progress_returns():
+    stream = Terminal()
+    progress = console.Progress(10, stream=stream, clock=Clock())
+    progress.update(1, {})
+    progress.message("saved")
+    progress.update(1, {})
+    clear = console.CLEAR_LINE
+    assert stream.getvalue() == f"{clear}1/10 episodes{clear}saved\n{clear}1/10 episodes"
+
+
+def test_table():
+    table = console.format_table(["", "accuracy", "ECE"], [["trained", "87.3 +- 0.6%", "0.02"], ["1-NN", "50.1%", "-"]])
+    assert table.splitlines() == [
+        "             accuracy   ECE",
+        "-------  ------------  ----",
+        "trained  87.3 +- 0.6%  0.02",
+        "1-NN            50.1%     -",
+    ]
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1:00"),
+        (185, "3:05"),
+        (7650, "2:07:30"),
+    ],
+)
+def test_seconds(seconds, text):
+    assert console.format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "count, text", [(512, "512 B"), (1536, "1.5 KiB"), (3 << 20, "3 MiB"), (5 << 30, "5 GiB"), (2 << 40, "2 TiB")]
+)
+def test_bytes(count, text):
+    assert console.format_bytes(count) == text
+
+
+def test_percent():
+    assert console.format_percent(0.8734) == "87.3%"
+    assert console.format_percent(0.8734, 0.0061) == "87.3 +- 0.6%"
+
+
+def test_expected_errors_become_one_line_and_exit_code_2(capsys):
+    with pytest.raises(SystemExit) as exit_info, console.one_line_errors(ValueError, OSError):
+        raise ValueError("expected a\n  folder")
+    assert exit_info.value.code == 2 and exit_info.value.__suppress_context__
+    assert capsys.readouterr() == ("", "error: expected a folder\n")
+
+
+def test_other_errors_keep_their_traceback():
+    with pytest.raises(KeyError), console.one_line_errors(ValueError):
+        raise KeyError("a mistake of ours")
