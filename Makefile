@@ -1,0 +1,57 @@
+# Everything runs from a private environment in .venv, made on first use; only Python 3.11 or newer is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+
+ifneq ($(wildcard ../shared/data),)
+export FEWSHOT_DATA ?= $(abspath ../shared/data)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test slow lint bench notebooks
+
+help:
+	@echo "make train      meta-train on the built-in characters and test (ARGS='--shot 5' passes options on)"
+	@echo "make test       the default tests; ARGS='-k metrics' selects"
+	@echo "make slow       the long statistical tests"
+	@echo "make lint       format, lint and type checks"
+	@echo "make bench      benchmarks"
+	@echo "make install    the environment with all that developing needs"
+
+install: $(VENV)/.installed-dev
+
+train: $(VENV)/.installed
+	$(BIN)/python runners/meta_train.py $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+slow: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python -m pytest benchmarks -s --benchmark-enable $(ARGS)
+
+notebooks:
+	@echo "notebooks: not built yet; README.md shows how to use the library from Python" >&2; exit 2
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got %s; try make PYTHON=python3.12" % sys.version.split()[0])'
+	@echo "Creating $(VENV) and installing; this takes a minute or two, once."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+# A stamp for each set of extras, so that nothing is installed twice.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@$(INSTALL) . && touch $@
+
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	@$(INSTALL) '.[test]' && touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@$(INSTALL) '.[test,dev]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test

@@ -1,0 +1,92 @@
+"""Arrows between packages point one way, and the training path stays light."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ALLOWED = {
+    "models": {"models"},
+    "inference": {"models", "inference"},
+    "evaluation": {"models", "inference", "evaluation"},
+    "runners": {"models", "inference", "evaluation", "tasks", "runners"},
+    "tasks": {"tasks"},
+}
+DIAGNOSTICS = {"inference/diagnostics.py", "runners/diagnose.py"}  # may import arviz
+
+
+def imported_modules(source):
+    """Modules that a file imports at any level, relative imports left out."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module
+
+
+def wrong_arrows(package, source):
+    roots = {module.split(".")[0] for module in imported_modules(source)}
+    return roots & ALLOWED.keys() - ALLOWED[package]
+
+
+def files(package):
+    return sorted((REPOSITORY / package).rglob("*.py"))
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_imports_point_one_way(package):
+    assert files(package)
+    wrong = {str(path.relative_to(REPOSITORY)): wrong_arrows(package, path.read_text()) for path in files(package)}
+    assert {path: roots for path, roots in wrong.items() if roots} == {}
+
+
+@pytest.mark.parametrize(
+    "package, source",
+    [
+        ("models", "from inference.inner import cvi"),
+        ("tasks", "import models.kernels as kernels"),
+        ("inference", "def f():\n    from tasks import Task"),
+        ("evaluation", "import runners"),
+    ],
+)
+def test_a_wrong_arrow_would_be_seen(package, source):
+    assert wrong_arrows(package, source)
+
+
+def test_only_the_diagnostics_import_arviz():
+    importers = {
+        path.relative_to(REPOSITORY).as_posix()
+        for package in ALLOWED
+        for path in files(package)
+        if "arviz" in {module.split(".")[0] for module in imported_modules(path.read_text())}
+    }
+    assert importers <= {"inference/diagnostics.py"}
+
+
+def test_every_package_is_listed_for_installation():
+    listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    present = {
+        path.parent.relative_to(REPOSITORY).as_posix().replace("/", ".")
+        for package in ALLOWED
+        for path in files(package)
+    }
+    assert set(listed) == present
+
+
+def test_training_imports_neither_arviz_nor_orbax_nor_matplotlib():
+    # Together they cost seconds; Orbax comes in with the first checkpoint, matplotlib with the first glyph rendered.
+    paths = [
+        path.relative_to(REPOSITORY)
+        for package in ("models", "inference", "tasks", "runners")
+        for path in files(package)
+    ]
+    names = [".".join(path.with_suffix("").parts) for path in paths if path.as_posix() not in DIAGNOSTICS]
+    modules = ", ".join(name.removesuffix(".__init__") for name in names)
+    code = f"import sys, {modules}; print([name for name in ('arviz', 'orbax', 'matplotlib') if name in sys.modules])"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,44 @@
+"""Every command line in README.md works as it is written: targets, scripts and flags exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+README = (REPOSITORY / "README.md").read_text()
+
+
+def commands():
+    """Lines of the fenced shell blocks, comments removed and continued lines joined."""
+    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", README, flags=re.DOTALL)
+    for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            yield words
+
+
+MAKE_TARGETS = sorted({words[1] for words in commands() if words[0] == "make"})
+RUNNERS = sorted({" ".join(words[1:]) for words in commands() if len(words) > 1 and words[1].startswith("runners/")})
+
+
+def test_the_two_set_up_commands_are_there():
+    assert {"train", "test"} <= set(MAKE_TARGETS)
+
+
+@pytest.mark.parametrize("target", MAKE_TARGETS)
+def test_make_targets_exist(target):
+    done = subprocess.run(["make", "--dry-run", target], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", RUNNERS)
+def test_runners_know_their_flags(command):
+    script, *arguments = shlex.split(command)
+    done = subprocess.run([sys.executable, script, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    known = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+    assert {word.split("=")[0] for word in arguments if word.startswith("--")} <= known
