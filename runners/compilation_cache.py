@@ -7,6 +7,7 @@ names another folder and JAX_ENABLE_COMPILATION_CACHE=0 turns the cache off.
 import hashlib
 import os
 import platform
+import warnings
 import zlib
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def enable() -> Path | None:
         remove_damaged(folder)
     except OSError:  # a read-only home folder: nothing is cached, nothing else changes
         return None
+    # Another process may be writing the entry that this one reads, or the disk is full: it is compiled all the same.
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry", UserWarning)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     return folder
