@@ -4,6 +4,9 @@ from functools import partial
 
 from models.backbones import MLP, Conv4, Identity
 from models.kernels import RBF, Cosine, Linear, Matern52, Polynomial
+from models.likelihoods import LabelRegression, Softmax
+
+LIKELIHOODS = {"softmax": Softmax, "gaussian": LabelRegression}
 
 KERNELS = {
     "cosine": Cosine,

@@ -1,0 +1,192 @@
+"""The inner loop's protocol: an inference kernel for one task, the loops that run it, and its result codes.
+
+An inference kernel is a NamedTuple of pure functions. State is the sites plus what the algorithm itself adds, never
+K: the outer loop puts the same sites under a new K. Info holds diagnostics of one step.
+"""
+
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from models.gaussian import GaussianPosterior, GaussianPrior, Marginals, Query, Sites, condition
+
+
+class Mask(NamedTuple):
+    """What is real in a padded task: points [N] and classes [C]."""
+
+    points: Bool[Array, " N"]
+    classes: Bool[Array, " C"]
+
+
+class Code(enum.IntEnum):
+    """Result codes: failure is data, counted by the runners."""
+
+    OK = 0
+    NOT_CONVERGED = 1
+    NON_FINITE = 2
+    INDEFINITE_KERNEL = 3
+
+
+class Info(NamedTuple):
+    """Diagnostics of a step. elbo: the lower bound itself (larger is better), in nats, at the state returned.
+
+    residual: distance from the fixed point (METHODS 3.1), 0 where it does not apply. code: a `Code`.
+    clipped: number of site precisions that were negative and set to 0.
+    """
+
+    elbo: Float[Array, ""]
+    residual: Float[Array, ""]
+    code: Int[Array, ""]
+    clipped: Int[Array, ""]
+
+
+class State(Protocol):
+    """Every state offers its sites; `gradient`, a baseline without sites, raises."""
+
+    sites: Sites
+
+
+class Posterior(Protocol):
+    """What prediction and the objectives need of a fitted q(f)."""
+
+    kl: Float[Array, ""]
+
+    @property
+    def marginals(self) -> Marginals:
+        """Marginals at the labelled points."""
+        ...
+
+    def predict(self, query: Query) -> Marginals:
+        """Marginals at new inputs (G7)."""
+        ...
+
+
+class Traits(NamedTuple):
+    """What the outer loop may ask of an algorithm.
+
+    sites: it ends in Gaussian sites. differentiable_sites: its sites are an explicit function of the likelihood's
+    parameters, so that no gradient is stopped at them.
+    """
+
+    name: str
+    sites: bool = True
+    differentiable_sites: bool = False
+
+
+class InferenceKernel(NamedTuple):
+    """One algorithm, as pure functions of one task.
+
+    init(key, prior, y, mask) -> state; step(key, state, prior, y, mask) -> (state, info);
+    posterior(state, prior) -> q(f) of the state's sites under that prior;
+    elbo(state, posterior, y, mask) -> the bound (E1), its expectation taken over the state's own nodes.
+    """
+
+    init: Callable[[Key[Array, ""], GaussianPrior, Int[Array, " N"], Mask | None], Any]
+    step: Callable[[Key[Array, ""], Any, GaussianPrior, Int[Array, " N"], Mask | None], tuple[Any, Info]]
+    posterior: Callable[[Any, GaussianPrior], Any]
+    elbo: Callable[[Any, Any, Int[Array, " N"], Mask | None], Float[Array, ""]]
+    traits: Traits
+
+
+def run(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    mask: Mask | None = None,
+    *,
+    steps: int,
+) -> Any:
+    """Posterior after a fixed number of steps from the prior. `fit` also returns state and diagnostics."""
+    state, _ = fit(key, kernel, prior, y, mask, steps=steps)
+    return kernel.posterior(state, prior)
+
+
+def fit(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    mask: Mask | None = None,
+    *,
+    steps: int,
+) -> tuple[Any, Info]:
+    """State after a fixed number of steps, and the Info of every step stacked along a leading axis [steps]."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    start, loop = jax.random.split(key)
+
+    def body(state: Any, step_key: Array) -> tuple[Any, Info]:
+        return kernel.step(step_key, state, prior, y, mask)
+
+    return jax.lax.scan(body, kernel.init(start, prior, y, mask), jax.random.split(loop, steps))
+
+
+def fit_to_tolerance(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    mask: Mask | None = None,
+    *,
+    tolerance: float = 1e-3,
+    max_steps: int = 100,
+) -> tuple[Any, Info, Int[Array, ""]]:
+    """State, last Info and number of steps, once the residual is at most `tolerance` or after `max_steps`.
+
+    The code is NOT_CONVERGED where the tolerance was not reached. Not differentiable in reverse mode.
+    """
+    start, loop = jax.random.split(key)
+    state, info = kernel.step(loop, kernel.init(start, prior, y, mask), prior, y, mask)
+
+    def unfinished(carry: tuple[Any, Info, Array]) -> Array:
+        _, last, count = carry
+        return (last.residual > tolerance) & (last.code != Code.NON_FINITE) & (count < max_steps)
+
+    def body(carry: tuple[Any, Info, Array]) -> tuple[Any, Info, Array]:
+        current, _, count = carry
+        advanced, last = kernel.step(jax.random.fold_in(loop, count), current, prior, y, mask)
+        return advanced, last, count + 1
+
+    state, info, count = jax.lax.while_loop(unfinished, body, (state, info, jnp.asarray(1)))
+    late = (info.residual > tolerance) & (info.code == Code.OK)
+    return state, info._replace(code=jnp.where(late, Code.NOT_CONVERGED, info.code)), count
+
+
+def sum_over_points(values: Float[Array, " N"], mask: Mask | None) -> Float[Array, ""]:
+    """Sum over the points that are real."""
+    return jnp.sum(values if mask is None else jnp.where(mask.points, values, 0.0))
+
+
+def classes_of(mask: Mask | None) -> Bool[Array, " C"] | None:
+    """The class mask, or None for all classes."""
+    return None if mask is None else mask.classes
+
+
+def mask_sites(sites: Sites, mask: Mask | None) -> Sites:
+    """Sites of the real points and classes; all others say nothing (h = W = 0)."""
+    if mask is None:
+        return sites
+    real = mask.classes[:, None] & mask.points
+    return Sites(jnp.where(real, sites.shift, 0.0), jnp.where(real, sites.precision, 0.0))
+
+
+def require(condition_met: bool, kernel: str, likelihood: object, needs: str, instead: str) -> None:
+    """Raises TypeError where a kernel cannot use a likelihood, naming the kernels that can."""
+    if not condition_met:
+        raise TypeError(f"{kernel} needs {needs}; {type(likelihood).__name__} offers none: use {instead}")
+
+
+def finite_code(*values: Array) -> Int[Array, ""]:
+    """OK where all values are finite, else NON_FINITE."""
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(value)) for value in values]))
+    return jnp.where(finite, Code.OK, Code.NON_FINITE)
+
+
+def gaussian_posterior(state: State, prior: GaussianPrior) -> GaussianPosterior:
+    """The state's sites under a prior: the `posterior` of every kernel that has sites."""
+    return condition(prior, state.sites)

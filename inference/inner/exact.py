@@ -1,0 +1,54 @@
+"""Exact inference for a likelihood that is Gaussian in f: its sites are known, one step is all there is.
+
+The sites are a function of the likelihood's noise and nothing is stopped at them, so the outer loop learns the noise.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int, Key
+
+from inference.inner.base import (
+    Info,
+    InferenceKernel,
+    Mask,
+    Traits,
+    classes_of,
+    finite_code,
+    gaussian_posterior,
+    mask_sites,
+    require,
+    sum_over_points,
+)
+from models.gaussian import GaussianPosterior, GaussianPrior, Sites, condition
+
+
+class ExactState(NamedTuple):
+    """The likelihood's own sites."""
+
+    sites: Sites
+
+
+def exact(likelihood: object) -> InferenceKernel:
+    """Exact GP regression on coded labels. Raises TypeError for a likelihood without `gaussian_sites`."""
+    require(hasattr(likelihood, "gaussian_sites"), "exact", likelihood, "a likelihood with gaussian_sites", "cvi")
+
+    def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> ExactState:
+        del key
+        shift, precision = likelihood.gaussian_sites(y, prior.mean.shape[0])
+        sites = Sites(shift.astype(prior.mean.dtype), precision.astype(prior.mean.dtype))
+        return ExactState(mask_sites(sites, mask))
+
+    def step(
+        key: Key[Array, ""], state: ExactState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
+    ) -> tuple[ExactState, Info]:
+        del key
+        bound = elbo(state, condition(prior, state.sites), y, mask)
+        return state, Info(bound, jnp.zeros_like(bound), finite_code(bound), jnp.asarray(0))
+
+    def elbo(state: ExactState, posterior: GaussianPosterior, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
+        del state
+        data = likelihood.expected_log_prob(y, posterior.marginals, None, classes_of(mask))
+        return sum_over_points(data, mask) - posterior.kl
+
+    return InferenceKernel(init, step, gaussian_posterior, elbo, Traits("exact", differentiable_sites=True))

@@ -1,0 +1,1 @@
+"""The outer loop: objectives, hyper-gradients, SVI over tasks, checkpoints."""

@@ -1,0 +1,185 @@
+"""Gaussian algebra with sites: equations G1-G8 of the notes. The only file that factorises a matrix.
+
+A *site* is an unnormalised Gaussian factor t(f) = exp(h.f - 1/2 f.W.f) attached to one labelled point; h is its
+*shift*, W >= 0 its *precision*. The posterior N(a, K) times all sites is exact GP algebra, written without K^-1, so a
+singular K (more points than features, duplicated images) needs no jitter. Shapes: C classes, N points, Q queries,
+R columns of the root.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Bool, Float
+
+# GP algebra runs at full precision on every device: accelerators round float32 products by default.
+highest_precision = jax.default_matmul_precision("highest")
+
+
+class Marginals(NamedTuple):
+    """Independent normals of the latent logits: mean and variance, both [C, N]."""
+
+    mean: Float[Array, "C N"]
+    variance: Float[Array, "C N"]
+
+
+class Sites(NamedTuple):
+    """Diagonal Gaussian sites: shift h and precision W, both [C, N]."""
+
+    shift: Float[Array, "C N"]
+    precision: Float[Array, "C N"]
+
+
+class GaussianPrior(NamedTuple):
+    """N(a, K) for every class: mean a [C, N], covariance K [N, N] (shared) or [C, N, N].
+
+    root is S [N, R] with K = S S^T where the kernel has finitely many features, else None (see `prior_root`).
+    """
+
+    mean: Float[Array, "C N"]
+    covariance: Float[Array, "*C N N"]
+    root: Float[Array, "N R"] | None = None
+
+
+class Query(NamedTuple):
+    """What G7 needs of Q new inputs: prior mean a_* [C, Q], cross-covariance k_* [Q, N], prior variance k_** [Q]."""
+
+    mean: Float[Array, "C Q"]
+    cross: Float[Array, "Q N"]
+    variance: Float[Array, " Q"]
+
+
+class Root(NamedTuple):
+    """K = S S^T (G8) and P = S (S^T S)^+, with which E[u | f] = P^T (f - a); `indefinite` flags a failed K."""
+
+    factor: Float[Array, "N R"]
+    pseudo_inverse: Float[Array, "N R"]
+    indefinite: Bool[Array, ""]
+
+
+class GaussianPosterior(NamedTuple):
+    """The prior times its sites. Build it with `condition`; all fields are [C, N] unless said otherwise.
+
+    alpha is K^-1 (mean - a), weight is W^1/2, cholesky [C, N, N] is R = chol(B), kl [] is KL(q || prior).
+    """
+
+    mean: Float[Array, "C N"]
+    variance: Float[Array, "C N"]
+    alpha: Float[Array, "C N"]
+    weight: Float[Array, "C N"]
+    cholesky: Float[Array, "C N N"]
+    kl: Float[Array, ""]
+
+    @property
+    def marginals(self) -> Marginals:
+        """Marginals of q at the labelled points."""
+        return Marginals(self.mean, self.variance)
+
+    @highest_precision
+    def predict(self, query: Query) -> Marginals:
+        """Marginals of the latent logits at new inputs (G7)."""
+        mean = query.mean + self.alpha @ query.cross.T
+        whitened = _solve(self.cholesky, self.weight[:, :, None] * query.cross.T)
+        return Marginals(mean, jnp.maximum(query.variance - jnp.sum(whitened**2, axis=1), 0.0))
+
+
+def zero_sites(prior: GaussianPrior) -> Sites:
+    """Sites that say nothing: with them the posterior is the prior."""
+    return Sites(jnp.zeros_like(prior.mean), jnp.zeros_like(prior.mean))
+
+
+def prior_marginals(prior: GaussianPrior) -> Marginals:
+    """Marginals of the prior at the labelled points."""
+    diagonal = jnp.diagonal(prior.covariance, axis1=-2, axis2=-1)
+    return Marginals(prior.mean, jnp.broadcast_to(diagonal, prior.mean.shape))
+
+
+@highest_precision
+def condition(prior: GaussianPrior, sites: Sites) -> GaussianPosterior:
+    """Exact posterior of N(a, K) times the sites (G1-G5)."""
+    factor = _factorise(prior, sites)
+    mean = prior.mean + factor.deviation
+    alpha = sites.shift - sites.precision * mean
+    log_determinant = 2 * jnp.sum(jnp.log(jnp.diagonal(factor.cholesky, axis1=-2, axis2=-1)))
+    trace = jnp.sum(sites.precision * factor.variance)
+    kl = 0.5 * (log_determinant - trace + jnp.sum(factor.deviation * alpha))
+    return GaussianPosterior(mean, factor.variance, alpha, factor.weight, factor.cholesky, kl)
+
+
+@highest_precision
+def log_normaliser(prior: GaussianPrior, sites: Sites) -> Float[Array, ""]:
+    """log Z = log of the integral of N(f | a, K) times the sites (G6), summed over classes."""
+    factor = _factorise(prior, sites)
+    residual = sites.shift - sites.precision * prior.mean
+    log_determinant = 2 * jnp.sum(jnp.log(jnp.diagonal(factor.cholesky, axis1=-2, axis2=-1)))
+    at_mean = jnp.sum(sites.shift * prior.mean) - 0.5 * jnp.sum(sites.precision * prior.mean**2)
+    return at_mean + 0.5 * jnp.sum(residual * factor.deviation) - 0.5 * log_determinant
+
+
+@highest_precision
+def covariance(prior: GaussianPrior, sites: Sites) -> Float[Array, "C N N"]:
+    """Full posterior covariance V of every class (G2)."""
+    whitened = _factorise(prior, sites).whitened
+    return prior.covariance - jnp.swapaxes(whitened, -1, -2) @ whitened
+
+
+@highest_precision
+def prior_root(prior: GaussianPrior) -> Root:
+    """Root of a shared K (G8): the kernel's features where it has them, else an eigen-decomposition of K.
+
+    Directions below N eps lambda_max count as absent; an eigenvalue below minus that sets `indefinite`.
+    No gradient passes through the decomposition: with P fixed, d(S S^T) = dK and d(K^+ S) follow from K itself, to
+    first order and for a K of constant rank.
+    """
+    if prior.covariance.ndim != 2:
+        raise ValueError("prior_root needs one K [N, N] shared by the classes; call it class by class")
+    fixed = jax.lax.stop_gradient(prior.covariance)
+    values, vectors = jnp.linalg.eigh(fixed)
+    floor = values.shape[0] * jnp.finfo(values.dtype).eps * values[-1]
+    present = values > floor
+    safe = jnp.where(present, values, 1.0)
+    inverse = jnp.where(present, vectors / jnp.sqrt(safe), 0.0)
+    change = prior.covariance - fixed
+    if prior.root is None:
+        factor = jnp.where(present, vectors * jnp.sqrt(safe), 0.0) + 0.5 * change @ inverse
+        pseudo_inverse = inverse - 0.5 * inverse @ (inverse.T @ change @ inverse)
+    else:
+        factor = prior.root
+        explained = inverse.T @ factor
+        pseudo_inverse = inverse @ (explained - inverse.T @ change @ inverse @ explained)
+    return Root(factor, pseudo_inverse, values[0] < -floor)
+
+
+class _Factor(NamedTuple):
+    weight: Array  # W^1/2 [C, N]
+    cholesky: Array  # R [C, N, N]
+    whitened: Array  # R^-1 W^1/2 K [C, N, N]
+    variance: Array  # diag V [C, N]
+    deviation: Array  # V (h - W a) = m - a [C, N]
+
+
+def _factorise(prior: GaussianPrior, sites: Sites) -> _Factor:
+    """B = I + W^1/2 K W^1/2 = R R^T (G1) and what follows from one factorisation."""
+    weight = _square_root(sites.precision)
+    size = weight.shape[-1]
+    scaled = weight[:, :, None] * prior.covariance
+    cholesky = jnp.linalg.cholesky(
+        jnp.eye(size, dtype=weight.dtype) + scaled * weight[:, None, :], symmetrize_input=False
+    )
+    whitened = _solve(cholesky, scaled)
+    variance = prior_marginals(prior).variance - jnp.sum(whitened**2, axis=-2)
+    residual = sites.shift - sites.precision * prior.mean
+    correction = jnp.einsum("cij,ci->cj", whitened, jnp.einsum("cij,cj->ci", whitened, residual))
+    prior_step = jnp.squeeze(prior.covariance @ residual[..., None], -1)
+    return _Factor(weight, cholesky, whitened, jnp.maximum(variance, 0.0), prior_step - correction)
+
+
+def _solve(cholesky: Array, right: Array) -> Array:
+    return solve_triangular(cholesky, right, lower=True)
+
+
+def _square_root(precision: Array) -> Array:
+    """W^1/2 whose derivative at W = 0 is 0, not infinite: a masked or saturated point carries no gradient."""
+    positive = precision > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, precision, 1.0)), 0.0)

@@ -1,0 +1,76 @@
+"""Label regression (DKT): each one-versus-rest label, coded as -1 or 1, is regressed with Gaussian noise."""
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from models.expectations import Points
+from models.gaussian import Marginals
+from models.likelihoods.base import one_hot
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LabelRegression:
+    """Density prod_c N(2 Y_c - 1; f_c, s2). Class probabilities are that density normalised over the label:
+    softmax over k of 2 m_k / (v_k + s2).
+
+    noise: the variance s2.
+    """
+
+    noise: float | Float[Array, ""] = 0.1
+
+    def parameters(self) -> dict[str, float | Array]:
+        """log s2."""
+        return {"log_noise": jnp.log(jnp.asarray(self.noise))}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        """log s2 ~ N(log 0.1, 1): labels are coded at distance 2."""
+        return {"log_noise": dist.Normal(jnp.log(0.1), 1.0)}
+
+    def with_parameters(self, values: dict[str, Array]) -> "LabelRegression":
+        """The same with s2 = exp(log_noise)."""
+        return replace(self, noise=jnp.exp(values["log_noise"])) if values else self
+
+    def log_prob(
+        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, " N"]:
+        """log prod_c N(2 Y_cn - 1; f_cn, s2)."""
+        return self.expected_log_prob(y, Marginals(f, jnp.zeros_like(f)), None, classes)
+
+    def expected_log_prob(
+        self,
+        y: Int[Array, " N"],
+        marginals: Marginals,
+        points: Points | None = None,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Float[Array, " N"]:
+        """Closed form; points are not used."""
+        del points
+        error = (self.observed(y, marginals.mean.shape[0]) - marginals.mean) ** 2 + marginals.variance
+        terms = -0.5 * (jnp.log(2 * jnp.pi * self.noise) + error / self.noise)
+        return jnp.sum(terms if classes is None else jnp.where(classes[:, None], terms, 0.0), axis=0)
+
+    def gaussian_sites(self, y: Int[Array, " N"], classes: int) -> tuple[Float[Array, "C N"], Float[Array, "C N"]]:
+        """h = (2 Y - 1) / s2 and W = 1 / s2."""
+        target = self.observed(y, classes)
+        return target / self.noise, jnp.ones_like(target) / self.noise
+
+    def predict(
+        self, key: Key[Array, ""], marginals: Marginals, classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, "Q C"]:
+        """softmax_k 2 m_k / (v_k + s2); the key is not used."""
+        del key
+        logits = 2 * marginals.mean / (marginals.variance + self.noise)
+        return jax.nn.softmax(logits if classes is None else jnp.where(classes[:, None], logits, -jnp.inf), axis=0).T
+
+    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
+        """Coded labels [C, N] given f."""
+        return dist.Normal(f, jnp.sqrt(self.noise)).to_event(2)
+
+    def observed(self, y: Int[Array, " N"], classes: int) -> Float[Array, "C N"]:
+        """Labels coded 2 Y - 1."""
+        return 2 * one_hot(y, classes, jnp.result_type(float)) - 1

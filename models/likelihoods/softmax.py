@@ -1,0 +1,80 @@
+"""Softmax likelihood: p(y = k | f) = exp f_k / sum_c exp f_c (MD section 2.2)."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from models.expectations import MonteCarlo, Points, expect, expected_log_sum_exp
+from models.gaussian import Marginals
+from models.likelihoods.base import one_hot
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Softmax:
+    """Softmax of the latent logits. It has no free parameter: a temperature would only rescale the GP.
+
+    prediction_draws: size of the Monte-Carlo rule of `predict`.
+    """
+
+    prediction_draws: int = 512
+
+    def parameters(self) -> dict[str, float | Array]:
+        """None."""
+        return {}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        """None."""
+        return {}
+
+    def with_parameters(self, values: dict[str, Array]) -> "Softmax":
+        """Itself."""
+        del values
+        return self
+
+    def log_prob(
+        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, " N"]:
+        """log p(y_n | f_n) = f_{y_n} - log sum_c exp f_c."""
+        return _own(y, f) - logsumexp(_present(f, classes), axis=0)
+
+    def expected_log_prob(
+        self,
+        y: Int[Array, " N"],
+        marginals: Marginals,
+        points: Points | None = None,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Float[Array, " N"]:
+        """E_q log p(y_n | f_n) = m_{y_n} - E log sum_c exp f_c; exact one-dimensional sums without points."""
+        if points is None:
+            return _own(y, marginals.mean) - expected_log_sum_exp(marginals, classes)
+        return _own(y, marginals.mean) - expect(lambda f: logsumexp(_present(f, classes), axis=0), marginals, points)
+
+    def predict(
+        self, key: Key[Array, ""], marginals: Marginals, classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, "Q C"]:
+        """E_q softmax(f) by Monte Carlo with draws shared by all queries (common random numbers)."""
+        mean = marginals.mean
+        points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
+        return expect(lambda f: jax.nn.softmax(_present(f, classes), axis=0), marginals, points).T
+
+    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
+        """Labels y [N] given f."""
+        return dist.Categorical(logits=f.T).to_event(1)
+
+    def observed(self, y: Int[Array, " N"], classes: int) -> Int[Array, " N"]:
+        """The labels themselves."""
+        del classes
+        return y
+
+
+def _own(y: Array, values: Array) -> Array:
+    return jnp.sum(one_hot(y, values.shape[0], values.dtype) * values, axis=0)
+
+
+def _present(f: Array, classes: Array | None) -> Array:
+    return f if classes is None else jnp.where(classes[:, None], f, -jnp.inf)
