@@ -1,0 +1,189 @@
+"""Where data files live: the data root, checked downloads, and reading and writing `.npz` files.
+
+Every data set reads one `.npz` file from the data root. Where it is missing it is made from the public archives, which
+are taken from the data root too, or downloaded into it and checked against a published MD5 sum.
+"""
+
+import hashlib
+import io
+import os
+import sys
+import tempfile
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+ROOT_VARIABLE = "FEWSHOT_DATA"
+DOWNLOAD_VARIABLE = "FEWSHOT_DOWNLOAD"
+Arrays = dict[str, np.ndarray]
+# All that reading a damaged zip file raises; a damaged method or flag looks like a kind of zip file not supported.
+DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+
+
+class DataError(ValueError):
+    """Data that cannot be used; the message is one line: what was expected, what came and what to try."""
+
+
+class Archive(NamedTuple):
+    """A public archive: file name, address, MD5 sum and size in megabytes (for the progress line)."""
+
+    name: str
+    url: str
+    md5: str
+    megabytes: int
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of this project (`$XDG_CACHE_HOME`, else `~/.cache`); it need not exist yet."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "bayesian-few-shot"
+
+
+def resolve_root(data_root: str | os.PathLike | None = None) -> Path:
+    """The data root: the argument, else `$FEWSHOT_DATA`, else the cache folder.
+
+    Raises:
+        DataError: a folder was named and does not exist.
+    """
+    named = data_root or os.environ.get(ROOT_VARIABLE)
+    if not named:
+        return cache_folder()
+    root = Path(named).expanduser()
+    if not root.is_dir():
+        raise DataError(
+            f"expected the data root to be a folder, got {str(root)!r}; try --data-root DIR or {ROOT_VARIABLE}=DIR"
+        )
+    return root
+
+
+def find_or_convert(
+    root: Path, file_name: str, archives: tuple[Archive, ...], convert: Callable[..., Arrays], arrays: tuple[str, ...]
+) -> Arrays:
+    """Read `arrays` of `root/file_name`; where it is missing, fetch the archives and convert them first.
+
+    `convert` takes the archives' paths and returns all arrays of the file. Archives that lie in the root already are
+    kept, those downloaded here are removed once they are converted.
+
+    Raises:
+        DataError: an archive can neither be found nor downloaded, or a file is damaged.
+    """
+    path = root / file_name
+    if not path.exists():
+        here = {archive.name for archive in archives if (root / archive.name).exists()}
+        paths = [fetch(archive, root, wanted_for=file_name) for archive in archives]
+        write_npz(path, convert(*paths))
+        for archive in archives:
+            if archive.name not in here:
+                (root / archive.name).unlink(missing_ok=True)
+    return read_npz(path, arrays)
+
+
+def fetch(archive: Archive, root: Path, wanted_for: str) -> Path:
+    """The path of a checked archive in the data root, downloaded if it is not there.
+
+    Raises:
+        DataError: the download failed or is switched off, or the file's MD5 sum is not the published one.
+    """
+    path = root / archive.name
+    if path.exists():
+        digest = hashlib.md5(usedforsecurity=False)
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        _check_md5(archive, digest.hexdigest(), str(path))
+        return path
+    by_hand = f"fetch {archive.url} by hand into {root}"
+    if os.environ.get(DOWNLOAD_VARIABLE) == "0":
+        raise DataError(
+            f"expected {wanted_for} in {root}, got no such file, and {DOWNLOAD_VARIABLE}=0 forbids downloads;"
+            f" {by_hand}, or point --data-root or {ROOT_VARIABLE} at the folder that has it"
+        )
+    print(f"{wanted_for} is not in {root}: downloading {archive.url} ({archive.megabytes} MB)", file=sys.stderr)
+    try:
+        _download(archive, path)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        raise DataError(f"expected to download {archive.name} for {wanted_for}, got {reason}; {by_hand}") from error
+    return path
+
+
+def _download(archive: Archive, path: Path) -> None:
+    digest = hashlib.md5(usedforsecurity=False)
+    with _replacing(path) as part, urllib.request.urlopen(archive.url, timeout=20) as response:
+        while block := response.read(1 << 20):
+            digest.update(block)
+            part.write(block)
+        _check_md5(archive, digest.hexdigest(), archive.url)
+
+
+def _check_md5(archive: Archive, found: str, source: str) -> None:
+    if found != archive.md5:
+        raise DataError(
+            f"expected MD5 {archive.md5} for {archive.name}, got {found} from {source};"
+            f" delete the file if it is there and fetch {archive.url} again"
+        )
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[BinaryIO]:
+    """A temporary file that becomes `path` when the block ends well: nobody ever sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as part:
+            yield part
+        os.chmod(name, 0o644)  # mkstemp gives 0600; data folders are often shared
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write compressed arrays; other processes see either no file or a whole one.
+
+    Raises:
+        DataError: the folder cannot be written to.
+    """
+    try:
+        with _replacing(path) as part:
+            np.savez_compressed(part, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise DataError(f"expected to write {path}, got {error}; try another --data-root or XDG_CACHE_HOME") from error
+
+
+def read_npz(path: Path, names: tuple[str, ...]) -> Arrays:
+    """Read the named arrays. Each is checked against the zip file's own check sum before it is parsed.
+
+    Raises:
+        DataError: the file is damaged, or an array is missing.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            members = {name: io.BytesIO(file.read(f"{name}.npy")) for name in names}
+        return {name: np.lib.format.read_array(member, allow_pickle=False) for name, member in members.items()}
+    except DAMAGE as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"expected the arrays {', '.join(names)} in {path}, got a damaged or foreign file ({reason});"
+            f" delete it and load again"
+        ) from error
+
+
+def check_digest(name: str, images: np.ndarray, sha256: str) -> None:
+    """Refuse converted images that differ from the reference copy, so that results stay comparable.
+
+    Raises:
+        DataError: the SHA-256 sum of the image bytes is another.
+    """
+    found = hashlib.sha256(np.ascontiguousarray(images).tobytes()).hexdigest()
+    if found != sha256:
+        raise DataError(
+            f"expected the images of {name} to have SHA-256 {sha256[:12]}..., got {found[:12]}...;"
+            f" the archives changed or Pillow resamples differently: try another Pillow version"
+        )
