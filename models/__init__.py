@@ -1,4 +1,4 @@
-"""What is believed: Gaussian algebra, likelihoods, kernels, networks. The registries name what the command line offers."""
+"""What is believed: Gaussian algebra, likelihoods, kernels, networks. The registries hold the command line's names."""
 
 from functools import partial
 

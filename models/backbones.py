@@ -9,8 +9,19 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from models.convolution import EPSILON, conv3x3, max_pool, norm_relu_pool
+
 Images = Float[Array, "T N H W Ch"]
 Features = Float[Array, "T N D"]
+
+
+class Backbone(nnx.Module):
+    """A network from images [T, N, H, W, Ch] to features [T, N, D]; `features` is D."""
+
+    features: int
+
+    def __call__(self, x: Images, train: bool) -> Features:
+        raise NotImplementedError(f"{type(self).__name__} has no __call__")
 
 
 class TaskBatchNorm(nnx.Module):
@@ -20,8 +31,8 @@ class TaskBatchNorm(nnx.Module):
     prediction depends on the other queries. The running statistics are means over the T tasks of a batch.
     """
 
-    def __init__(self, features: int, *, affine: bool = True, momentum: float = 0.9, epsilon: float = 1e-5):
-        self.momentum, self.epsilon = momentum, epsilon
+    def __init__(self, features: int, *, affine: bool = True, momentum: float = 0.9):
+        self.momentum = momentum
         self.mean = nnx.BatchStat(jnp.zeros(features))
         self.variance = nnx.BatchStat(jnp.ones(features))
         self.scale = nnx.Param(jnp.ones(features)) if affine else None
@@ -39,14 +50,14 @@ class TaskBatchNorm(nnx.Module):
         return self.scale[...], self.shift[...]
 
     def __call__(self, x: Float[Array, "T *rest D"], train: bool) -> Float[Array, "T *rest D"]:
-        """(x - mean) / sqrt(variance + epsilon) * scale + shift."""
+        """(x - mean) / sqrt(variance + EPSILON) * scale + shift."""
         axes = tuple(range(1, x.ndim - 1))
         mean, variance = self.mean[...], self.variance[...]
         if train:
             mean, variance = x.mean(axes, keepdims=True), x.var(axes, keepdims=True)
             self.record(mean.reshape(x.shape[0], -1), variance.reshape(x.shape[0], -1))
         scale, shift = self.affine()
-        return (x - mean) * (jax.lax.rsqrt(variance + self.epsilon) * scale) + shift
+        return (x - mean) * (jax.lax.rsqrt(variance + EPSILON) * scale) + shift
 
 
 class ConvBlock(nnx.Module):
@@ -58,20 +69,27 @@ class ConvBlock(nnx.Module):
         self.kernel = nnx.Param(initial(rngs.params(), (3, 3, channels_in, channels_out)))
         self.norm = TaskBatchNorm(channels_out, momentum=momentum)
 
-    def __call__(self, x: Images, train: bool) -> Images:
-        tasks, images = x.shape[:2]
-        x = x.reshape(-1, *x.shape[2:])
-        x = jax.lax.conv_general_dilated(
-            x, self.kernel[...], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        x = x.reshape(tasks, images, *x.shape[1:])
-        x = jax.nn.relu(self.norm(x, train))
-        rows, columns = x.shape[2] // 2, x.shape[3] // 2
-        x = x[:, :, : 2 * rows, : 2 * columns].reshape(tasks, images, rows, 2, columns, 2, -1)
-        return x.max(axis=(3, 5))
+    def __call__(self, x: Float[Array, "T N H W Ch"], train: bool) -> Float[Array, "T N h w D"]:
+        """Images x [T, N, H, W, Ch] to [T, N, H // 2, W // 2, D].
+
+        What multiplies the convolution's output is folded into its kernel, so that pooling may come right after it: in
+        training the sign of the batch norm's scale, in evaluation all of the (then constant) factor.
+        """
+        scale, shift = self.norm.affine()
+        if not train:
+            factor = scale * jax.lax.rsqrt(self.norm.variance[...] + EPSILON)
+            return jax.nn.relu(max_pool(self._convolve(x, factor)) + (shift - factor * self.norm.mean[...]))
+        sign = jnp.where(scale < 0, -1.0, 1.0).astype(scale.dtype)
+        y, mean, variance = norm_relu_pool(self._convolve(x, sign), sign * scale, shift)
+        self.norm.record(sign * mean, variance)
+        return y
+
+    def _convolve(self, x: Float[Array, "T N H W Ch"], factor: Float[Array, " D"]) -> Float[Array, "T N H W D"]:
+        z = conv3x3(x.reshape(-1, *x.shape[2:]), self.kernel[...] * factor)
+        return z.reshape(*x.shape[:2], *z.shape[1:])
 
 
-class Conv4(nnx.Module):
+class Conv4(Backbone):
     """The four-block network of the field: 28x28x1 -> 64 features, 84x84x3 -> 1600.
 
     Raises ValueError for images smaller than 16x16, which four poolings reduce to nothing.
@@ -95,7 +113,7 @@ class Conv4(nnx.Module):
         return x.reshape(*x.shape[:2], self.features)
 
 
-class MLP(nnx.Module):
+class MLP(Backbone):
     """Two fully connected ReLU layers on the pixels; it has no state, so `train` changes nothing."""
 
     def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, width: int = 64):
@@ -110,7 +128,7 @@ class MLP(nnx.Module):
         return jax.nn.relu(self.output(jax.nn.relu(self.hidden(x))))
 
 
-class Identity(nnx.Module):
+class Identity(Backbone):
     """The pixels themselves as features: the kernel method without a network."""
 
     def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs | None = None):

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
-from models.backbones import TaskBatchNorm
+from models.backbones import Backbone, TaskBatchNorm
 from models.gaussian import GaussianPrior, Query
 from models.kernels import Hyper, Kernel
 
@@ -26,7 +26,7 @@ def gaussian_query(
 class DeepKernel(nnx.Module):
     """Backbone, optional batch norm of the features (if the kernel asks for it), kernel and its hyper-parameters."""
 
-    def __init__(self, backbone: nnx.Module, kernel: Kernel, *, rngs: nnx.Rngs, classes: int | None = None):
+    def __init__(self, backbone: Backbone, kernel: Kernel, *, rngs: nnx.Rngs, classes: int | None = None):
         self.backbone, self.kernel, self.classes = backbone, kernel, classes
         self.hyper = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in kernel.initial().items()})
         self.norm = TaskBatchNorm(backbone.features, affine=kernel.affine) if kernel.normalise_features else None

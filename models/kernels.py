@@ -6,7 +6,6 @@ serves a Flax module, a NumPyro model and a hand-written test. Every product run
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -82,20 +81,27 @@ class Kernel:
 
 
 class FeatureKernel(Kernel):
-    """K = S S^T with an explicit feature map `root`."""
+    """K = S S^T with an explicit feature map S."""
+
+    def feature_map(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
+        """S [N, R]."""
+        raise NotImplementedError(f"{type(self).__name__} has no feature_map")
+
+    def root(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
+        return self.feature_map(hyper, x)
 
     def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
-        return inner_products(self.root(hyper, x), self.root(hyper, z))
+        return inner_products(self.feature_map(hyper, x), self.feature_map(hyper, z))
 
     def diagonal(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, " N"]:
-        return (self.root(hyper, x) ** 2).sum(axis=-1)
+        return (self.feature_map(hyper, x) ** 2).sum(axis=-1)
 
 
 @dataclass(frozen=True)
 class Cosine(FeatureKernel):
     """k = x.z / (|x| |z|); 0 where either is the zero vector."""
 
-    def root(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
+    def feature_map(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
         return jnp.exp(0.5 * hyper["log_scale"]) * unit_norm(x)
 
 
@@ -103,7 +109,7 @@ class Cosine(FeatureKernel):
 class Linear(FeatureKernel):
     """k = x.z / D."""
 
-    def root(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
+    def feature_map(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
         return jnp.exp(0.5 * hyper["log_scale"]) * per_dimension(x)
 
 
@@ -148,7 +154,7 @@ def matern52(squares: Float[Array, "*s"]) -> Float[Array, "*s"]:
 
 
 @matern52.defjvp
-def _matern52_jvp(primals, tangents):
+def _matern52_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     """dk/d(r^2) = -5/6 (1 + a) exp(-a): no square root is differentiated, so nothing blows up at r = 0."""
     (squares,), (tangent,) = primals, tangents
     a = jnp.sqrt(5.0 * squares)
@@ -169,13 +175,13 @@ class Polynomial(Kernel):
 
     normalise_features: bool = True
     degree: int = 1
-    log_offset: ClassVar[float] = 0.0  # offset 1 = x.x / D of standardised features: constant and linear part equal
 
     def initial(self) -> dict[str, float]:
-        return {**super().initial(), "log_offset": self.log_offset}
+        # Offset 1 equals x.x / D of standardised features: the constant and the linear part start equally strong.
+        return {**super().initial(), "log_offset": 0.0}
 
     def priors(self) -> dict[str, dist.Distribution]:
-        return {**super().priors(), "log_offset": dist.Normal(self.log_offset, 1.0)}
+        return {**super().priors(), "log_offset": dist.Normal(0.0, 1.0)}
 
     def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
         base = inner_products(per_dimension(x), per_dimension(z)) + jnp.exp(hyper["log_offset"])

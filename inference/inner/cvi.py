@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from inference.inner.base import (
-    Info,
     InferenceKernel,
+    Info,
     Mask,
     Traits,
     classes_of,

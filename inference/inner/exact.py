@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, Key
 
 from inference.inner.base import (
-    Info,
     InferenceKernel,
+    Info,
     Mask,
     Traits,
     classes_of,

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int, Key
 
 from inference.inner.base import (
     Code,
-    Info,
     InferenceKernel,
+    Info,
     Mask,
     Traits,
     classes_of,

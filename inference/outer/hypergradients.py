@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from jaxtyping import Array, Int, Key
 
-from inference.inner.base import Info, InferenceKernel, Mask, fit
+from inference.inner.base import InferenceKernel, Info, Mask, fit
 from models.gaussian import GaussianPrior
 
 

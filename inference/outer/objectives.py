@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import Info, InferenceKernel
+from inference.inner.base import InferenceKernel, Info
 from inference.outer.hypergradients import Fitted, HyperGradient, sites, unroll
 from models.gaussian import GaussianPrior, Query, Sites, log_normaliser
 from models.likelihoods.base import Likelihood
@@ -100,8 +100,8 @@ def check_combination(kernel: InferenceKernel, objective: Objective, hypergradie
         )
     if objective is evidence and hypergradient is not sites and not kernel.traits.differentiable_sites:
         raise ValueError(
-            f"objective evidence with hyper-gradient {hypergradient.__name__} is refused for {name}: log Z is a gradient "
-            "at fixed sites, and its own total derivative is not that of any bound; use hyper-gradient sites"
+            f"objective evidence with hyper-gradient {hypergradient.__name__} is refused for {name}: log Z gives a "
+            "gradient at fixed sites, its own total derivative is not that of any bound; use hyper-gradient sites"
         )
 
 

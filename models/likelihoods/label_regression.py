@@ -15,10 +15,9 @@ from models.likelihoods.base import one_hot
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LabelRegression:
-    """Density prod_c N(2 Y_c - 1; f_c, s2). Class probabilities are that density normalised over the label:
-    softmax over k of 2 m_k / (v_k + s2).
+    """Density prod_c N(2 Y_c - 1; f_c, s2), with noise variance s2.
 
-    noise: the variance s2.
+    Class probabilities are that density normalised over the label: softmax over k of 2 m_k / (v_k + s2).
     """
 
     noise: float | Float[Array, ""] = 0.1
