@@ -4,6 +4,8 @@ The task axis T is carried inside the network: in training every batch norm take
 task, never over the batch of tasks.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -16,8 +18,9 @@ Features = Float[Array, "T N D"]
 
 
 class Backbone(nnx.Module):
-    """A network from images [T, N, H, W, Ch] to features [T, N, D]; `features` is D."""
+    """A network from images [T, N, H, W, Ch] to features [T, N, D]; `image_shape` is (H, W, Ch), `features` is D."""
 
+    image_shape: tuple[int, int, int]
     features: int
 
     def __call__(self, x: Images, train: bool) -> Features:
@@ -85,7 +88,8 @@ class ConvBlock(nnx.Module):
         return y
 
     def _convolve(self, x: Float[Array, "T N H W Ch"], factor: Float[Array, " D"]) -> Float[Array, "T N H W D"]:
-        z = conv3x3(x.reshape(-1, *x.shape[2:]), self.kernel[...] * factor)
+        kernel = self.kernel[...] * factor
+        z = conv3x3(x.reshape(-1, *x.shape[2:]).astype(kernel.dtype), kernel)
         return z.reshape(*x.shape[:2], *z.shape[1:])
 
 
@@ -98,6 +102,7 @@ class Conv4(Backbone):
     depth = 4
 
     def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, width: int = 64, momentum: float = 0.9):
+        self.image_shape = image_shape
         height, columns, channels = image_shape
         if min(height, columns) < 2**self.depth:
             raise ValueError(f"Conv4 expects images of at least 16x16, got {height}x{columns}: enlarge them or use MLP")
@@ -114,26 +119,27 @@ class Conv4(Backbone):
 
 
 class MLP(Backbone):
-    """Two fully connected ReLU layers on the pixels; it has no state, so `train` changes nothing."""
+    """Fully connected on the pixels, one hidden ReLU layer; it has no state, so `train` changes nothing."""
 
     def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, width: int = 64):
-        height, columns, channels = image_shape
-        self.hidden = nnx.Linear(height * columns * channels, width, rngs=rngs)
-        self.output = nnx.Linear(width, width, rngs=rngs)
+        self.image_shape = image_shape
+        dtype = jnp.result_type(float)
+        self.hidden = nnx.Linear(math.prod(image_shape), width, param_dtype=dtype, rngs=rngs)
+        self.output = nnx.Linear(width, width, param_dtype=dtype, rngs=rngs)
         self.features = width
 
     def __call__(self, x: Images, train: bool) -> Features:
         """Images x [T, N, H, W, Ch] to features [T, N, D]."""
         x = x.reshape(*x.shape[:2], -1)
-        return jax.nn.relu(self.output(jax.nn.relu(self.hidden(x))))
+        return self.output(jax.nn.relu(self.hidden(x)))
 
 
 class Identity(Backbone):
     """The pixels themselves as features: the kernel method without a network."""
 
     def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs | None = None):
-        height, columns, channels = image_shape
-        self.features = height * columns * channels
+        self.image_shape = image_shape
+        self.features = math.prod(image_shape)
 
     def __call__(self, x: Images, train: bool) -> Features:
         """Images x [T, N, H, W, Ch] to features [T, N, D]."""

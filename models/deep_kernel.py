@@ -40,10 +40,15 @@ class DeepKernel(nnx.Module):
     ) -> Float[Array, "T N D"]:
         """Features [T, N, D] of images x [T, N, H, W, Ch], bytes (scaled by 1/255) or numbers in [0, 1].
 
-        train=True normalises with the statistics of each task's N images and records them.
+        train=True normalises with the statistics of each task's N images and records them. Raises ValueError for
+        images of another shape than the backbone's.
         """
-        if x.dtype == jnp.uint8:
-            x = x.astype(jnp.result_type(float)) / 255.0
+        expected = self.backbone.image_shape
+        if x.shape[2:] != expected:
+            raise ValueError(
+                f"expected images of shape {expected}, got {x.shape[2:]}: resize them or rebuild the backbone"
+            )
+        x = x.astype(jnp.result_type(float)) / (255.0 if x.dtype == jnp.uint8 else 1.0)
         features = self.backbone(x, train)
         return features if self.norm is None else self.norm(features, train)
 
