@@ -1,0 +1,113 @@
+"""The convolution block of Conv4 as two fused operations with hand-written gradients.
+
+Plain layers cost more on a CPU than their arithmetic: XLA compiles the gradient of a convolution inside `lax.scan` to
+a scalar loop (80 times slower), batch norm and ReLU pass over the large un-pooled array several times, and the gradient
+of max-pooling is a slow select-and-scatter. What is here is plain JAX, so it runs on every device.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+EPSILON = 1e-5  # added to every variance of a batch norm
+_CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
+_IMAGE_AXES = (1, 2, 3)  # of [T, N, H, W, D]: statistics belong to one task
+
+
+def _convolve(x: Array, kernel: Array, padding: str | tuple[tuple[int, int], ...]) -> Array:
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=_CHANNELS_LAST)
+
+
+@jax.custom_vjp
+def conv3x3(x: Float[Array, "B H W I"], kernel: Float[Array, "3 3 I D"]) -> Float[Array, "B H W D"]:
+    """3x3 convolution with same padding, x [B, H, W, I] to [B, H, W, D].
+
+    Both gradients are written as convolutions with the standard axis order. XLA's CPU compiler reorders the axes of
+    other convolutions at the top level only; inside a loop it falls back to scalar code.
+    """
+    return _convolve(x, kernel, "SAME")
+
+
+def _conv_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return conv3x3(x, kernel), (x, kernel)
+
+
+def _conv_backward(saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    to_x = _convolve(cotangent, kernel[::-1, ::-1].swapaxes(2, 3), "SAME")
+    # Input channels take the batch's place and images are summed over, with the cotangent as an H x W kernel.
+    to_kernel = _convolve(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), ((1, 1), (1, 1)))
+    return to_x, to_kernel.transpose(1, 2, 0, 3)
+
+
+conv3x3.defvjp(_conv_forward, _conv_backward)
+
+
+def max_pool(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h w D"]:
+    """Maximum over 2x2 windows; an odd last row or column is left out (floor)."""
+    window = (1, 1, 2, 2, 1)
+    return jax.lax.reduce_window(z, -jnp.inf, jax.lax.max, window, window, "VALID")
+
+
+def _windows(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h 2 w 2 D"]:
+    """The 2x2 windows of `max_pool`, as a view."""
+    tasks, images, rows, columns, width = z.shape
+    cropped = z[:, :, : rows // 2 * 2, : columns // 2 * 2]
+    return cropped.reshape(tasks, images, rows // 2, 2, columns // 2, 2, width)
+
+
+def _spread(pooled: Float[Array, "T N h w D"]) -> Float[Array, "T N h 1 w 1 D"]:
+    return pooled[:, :, :, None, :, None]
+
+
+@jax.custom_vjp
+def norm_relu_pool(
+    z: Float[Array, "T N H W D"], scale: Float[Array, " D"], shift: Float[Array, " D"]
+) -> tuple[Float[Array, "T N h w D"], Float[Array, "T D"], Float[Array, "T D"]]:
+    """max_pool(relu(scale (z - mean) / sqrt(variance + EPSILON) + shift)), and each task's mean and variance [T, D].
+
+    For scale >= 0 everything after the statistics is increasing in z, so z is pooled first and the rest sees a quarter
+    of the data. A negative scale is not allowed: negate z and scale together. No gradient flows into the returned
+    statistics, which are for the running averages only. Where several entries of a window share the maximum, each gets
+    an equal part of its gradient, as with `jnp.max`.
+    """
+    return _block_forward(z, scale, shift)[0]
+
+
+def _block_forward(z: Array, scale: Array, shift: Array) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
+    mean = z.mean(_IMAGE_AXES, keepdims=True)
+    variance = ((z - mean) ** 2).mean(_IMAGE_AXES, keepdims=True)  # two passes: E[z^2] - E[z]^2 would cancel
+    inverse = jax.lax.rsqrt(variance + EPSILON)
+    pooled = max_pool(z)
+    y = jax.nn.relu((pooled - mean) * (inverse * scale) + shift)
+    tasks, width = z.shape[0], z.shape[-1]
+    return (y, mean.reshape(tasks, width), variance.reshape(tasks, width)), (z, pooled, mean, inverse, scale, shift)
+
+
+def _block_backward(saved: tuple[Array, ...], cotangents: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    """Batch norm's gradient with both of its sums taken over the pooled array: all other terms of them are zero."""
+    z, pooled, mean, inverse, scale, shift = saved
+    standard = (pooled - mean) * inverse
+    active = jnp.where(standard * scale + shift > 0, cotangents[0], 0.0)
+    to_shift = active.sum(_IMAGE_AXES, keepdims=True)
+    to_scale = (active * standard).sum(_IMAGE_AXES, keepdims=True)
+    count = z.shape[1] * z.shape[2] * z.shape[3]
+    dense = to_shift + to_scale * inverse * (z - mean)
+    to_z = scale * inverse * (_unpool(z, pooled, active) - dense / count)
+    return to_z, to_scale.sum(0).reshape(-1), to_shift.sum(0).reshape(-1)
+
+
+def _unpool(
+    z: Float[Array, "T N H W D"], pooled: Float[Array, "T N h w D"], cotangent: Float[Array, "T N h w D"]
+) -> Float[Array, "T N H W D"]:
+    """Gradient [T, N, H, W, D] of `max_pool` at z, ties shared equally."""
+    windows = _windows(z)
+    # Four slices, not a sum over the window axes: XLA then fuses the count into one pass over z.
+    ties = sum((windows[:, :, :, i, :, j] == pooled).astype(z.dtype) for i in (0, 1) for j in (0, 1))
+    shared = jnp.where(windows == _spread(pooled), _spread(cotangent / ties), 0.0)
+    rows, columns = z.shape[2] // 2 * 2, z.shape[3] // 2 * 2
+    shared = shared.reshape(*z.shape[:2], rows, columns, z.shape[-1])
+    return jnp.pad(shared, ((0, 0), (0, 0), (0, z.shape[2] - rows), (0, z.shape[3] - columns), (0, 0)))
+
+
+norm_relu_pool.defvjp(_block_forward, _block_backward)
