@@ -15,6 +15,8 @@ shared_data = REPOSITORY.parent / "shared" / "data"
 if shared_data.is_dir():
     os.environ.setdefault("FEWSHOT_DATA", str(shared_data))
 
+os.environ.setdefault("FEWSHOT_DOWNLOAD", "0")  # a test that misses a file says which, and fetches nothing
+
 from runners import compilation_cache  # noqa: E402 - the hook must be in place first
 
 compilation_cache.enable()
