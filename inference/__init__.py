@@ -1,9 +1,11 @@
 """How beliefs are updated: the inner loop (one task), the outer loop (all tasks), prediction. Registries by name."""
 
-from inference.inner import cvi, exact, gradient
-from inference.outer.hypergradients import sites, unroll
-from inference.outer.objectives import elbo, evidence, predictive
+from collections.abc import Callable
 
-INFERENCE = {"cvi": cvi, "exact": exact, "gradient": gradient}
-OBJECTIVES = {"elbo": elbo, "evidence": evidence, "predictive": predictive}
-HYPERGRADIENTS = {"sites": sites, "unroll": unroll}
+from inference.inner import InferenceKernel, cvi, exact, gradient
+from inference.outer.hypergradients import HyperGradient, sites, unroll
+from inference.outer.objectives import Objective, elbo, evidence, predictive
+
+INFERENCE: dict[str, Callable[..., InferenceKernel]] = {"cvi": cvi, "exact": exact, "gradient": gradient}
+OBJECTIVES: dict[str, Objective] = {"elbo": elbo, "evidence": evidence, "predictive": predictive}
+HYPERGRADIENTS: dict[str, HyperGradient] = {"sites": sites, "unroll": unroll}

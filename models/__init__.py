@@ -1,14 +1,16 @@
 """What is believed: Gaussian algebra, likelihoods, kernels, networks. The registries hold the command line's names."""
 
+from collections.abc import Callable
 from functools import partial
 
-from models.backbones import MLP, Conv4, Identity
-from models.kernels import RBF, Cosine, Linear, Matern52, Polynomial
+from models.backbones import MLP, Backbone, Conv4, Identity
+from models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
 from models.likelihoods import LabelRegression, Softmax
+from models.likelihoods.base import Likelihood
 
-LIKELIHOODS = {"softmax": Softmax, "gaussian": LabelRegression}
+LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {"softmax": Softmax, "gaussian": LabelRegression}
 
-KERNELS = {
+KERNELS: dict[str, Callable[..., Kernel]] = {
     "cosine": Cosine,
     "cosine-bn": partial(Cosine, normalise_features=True, affine=True),
     "linear": Linear,
@@ -19,4 +21,4 @@ KERNELS = {
     "poly2": partial(Polynomial, degree=2),
 }
 
-BACKBONES = {"conv4": Conv4, "mlp": MLP, "identity": Identity}
+BACKBONES: dict[str, Callable[..., Backbone]] = {"conv4": Conv4, "mlp": MLP, "identity": Identity}

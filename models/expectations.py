@@ -71,7 +71,7 @@ class GaussHermite:
             )
         nodes, weights = np.polynomial.hermite_e.hermegauss(self.order)
         grid = np.stack(np.meshgrid(*[nodes] * classes, indexing="ij"), -1).reshape(-1, classes)
-        product = math.prod(np.meshgrid(*[weights / weights.sum()] * classes, indexing="ij")).reshape(-1)
+        product = np.prod(np.meshgrid(*[weights / weights.sum()] * classes, indexing="ij"), axis=0).reshape(-1)
         return Points(jnp.asarray(grid, dtype), jnp.asarray(product, dtype))
 
 

@@ -21,6 +21,7 @@ from inference.inner.base import (
     sum_over_points,
 )
 from models.gaussian import GaussianPosterior, GaussianPrior, Sites, condition
+from models.likelihoods.base import GaussianLikelihood
 
 
 class ExactState(NamedTuple):
@@ -29,9 +30,9 @@ class ExactState(NamedTuple):
     sites: Sites
 
 
-def exact(likelihood: object) -> InferenceKernel:
+def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
     """Exact GP regression on coded labels. Raises TypeError for a likelihood without `gaussian_sites`."""
-    require(hasattr(likelihood, "gaussian_sites"), "exact", likelihood, "a likelihood with gaussian_sites", "cvi")
+    require(isinstance(likelihood, GaussianLikelihood), "exact", likelihood, "gaussian_sites", "cvi")
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> ExactState:
         del key

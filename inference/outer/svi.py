@@ -99,7 +99,8 @@ def make_trainer(
     """
     check_combination(recipe.inference(recipe.likelihood), recipe.objective, recipe.hypergradient)
     init_key, data_key, loop_key = jax.random.split(key, 3)
-    graph, params, rest = nnx.split(_Embedding(deep_kernel), nnx.Param, ...)
+    graph, params, *others = nnx.split(_Embedding(deep_kernel), nnx.Param, ...)
+    rest = others[0]
     loss = _OuterLoss(recipe, deep_kernel, classes)
 
     def model(*tasks_and_keys: Any) -> _Embedded:
@@ -188,7 +189,7 @@ class _OuterLoss(ELBO):
         log_prior = sum(
             jnp.sum(site["fn"].log_prob(site["value"])) for site in sites.values() if site["type"] == "sample"
         )
-        objective, points = jnp.mean(outcome.value), outcome.points[0]
+        objective, points = jnp.mean(outcome.value), jnp.asarray(outcome.points)[0]
         loss = -(objective + log_prior) / points
         row = StepLog(
             loss,

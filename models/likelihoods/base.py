@@ -62,8 +62,9 @@ class Likelihood(Protocol):
         ...
 
 
-class GaussianSites(Protocol):
-    """A likelihood that is itself Gaussian in f offers its sites in closed form; `exact` needs it."""
+@runtime_checkable
+class GaussianLikelihood(Likelihood, Protocol):
+    """A likelihood that is itself Gaussian in f: it offers its sites in closed form, which is what `exact` needs."""
 
     def gaussian_sites(self, y: Int[Array, " N"], classes: int) -> tuple[Array, Array]:
         """Shift and precision [C, N] with p(y_n | f_n) proportional to the product of the sites of point n."""
