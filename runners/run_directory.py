@@ -105,12 +105,17 @@ class RunDirectory:
         return dict(record)
 
 
-def create(path: Path, config: Mapping[str, Any]) -> RunDirectory:
-    """Make a run folder and write its config.json. Raises: RunError if the folder already holds anything."""
+def check_new(path: Path) -> None:
+    """Raises: RunError if the path is a file, or a folder that already holds anything."""
     if path.exists() and not path.is_dir():
         raise RunError(f"expected a folder for the run, got the file {path}; choose another --run-dir")
     if path.exists() and any(path.iterdir()):
         raise RunError(f"run folder {path} already exists; continue it with --resume or choose another --run-dir")
+
+
+def create(path: Path, config: Mapping[str, Any]) -> RunDirectory:
+    """Make a run folder and write its config.json. Raises: RunError if the folder already holds anything."""
+    check_new(path)
     path.mkdir(parents=True, exist_ok=True)
     _replace(path / "config.json", json.dumps(_with_version(config), indent=2) + "\n")
     return load(path)

@@ -1,0 +1,29 @@
+"""What `auto` stands for: one table for all choices that a command line may leave open.
+
+Chosen by measured validation accuracy and NLL. Keys are the choice that an entry depends on; where a key is missing the
+entry under None is used.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+Value = TypeVar("Value")
+Table = Mapping[str | None, Value]
+
+# Kinds of data: what a data set's images show decides which kernel fits.
+KINDS: Table[str] = {"glyphs": "characters", "omniglot": "characters", "omniglot-emnist": "characters", None: "photos"}
+
+INFERENCE: Table[str] = {"softmax": "cvi", "gaussian": "exact", None: "cvi"}  # by likelihood
+OBJECTIVE: Table[str] = {None: "elbo"}  # by inference
+HYPERGRADIENT: Table[str] = {"gradient": "unroll", None: "sites"}  # by inference
+KERNEL: Table[str] = {"characters": "rbf", None: "rbf"}  # by kind of data
+INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, None: 3}  # by inference
+EPISODES: Table[int] = {"glyphs": 2_500, None: 8_000}  # by data set
+
+# Queries a class: this many, or what the smallest class has left.
+TRAINING_QUERIES, TEST_QUERIES = 16, 15
+
+
+def choose(table: Table[Value], key: str) -> Value:
+    """The entry of a key, else the one under None."""
+    return table.get(key, table[None])

@@ -1,0 +1,200 @@
+"""From a configuration to objects, through the registries; and back from a run folder: `load_run`."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jaxtyping import Array, Float, Key, UInt8
+
+import inference
+import models
+from inference.inner.base import InferenceKernel
+from inference.outer.objectives import check_combination
+from inference.outer.svi import Recipe, Trainer, make_trainer
+from models.deep_kernel import DeepKernel
+from models.gaussian import GaussianPrior, Query
+from models.likelihoods.base import Likelihood
+from runners import run_directory
+from runners.configuration import RunConfig, override_targets
+from runners.data import check_images
+from runners.overrides import ConfigError, converted
+from runners.run_directory import RunDirectory, RunError
+from tasks import Dataset, sample_task
+
+Images = UInt8[Array | np.ndarray, "N H W Ch"] | Float[Array | np.ndarray, "N H W Ch"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """All that prediction needs: deep kernel, likelihood, inference, and the temperature of the probabilities."""
+
+    config: RunConfig
+    deep_kernel: DeepKernel
+    likelihood: Likelihood
+    make_inference: Callable[[Likelihood], InferenceKernel]
+    temperature: float = 1.0
+
+    @property
+    def inference(self) -> InferenceKernel:
+        """The inference kernel at the model's likelihood."""
+        return self.make_inference(self.likelihood)
+
+    def prior(self, x: Images, classes: int | None = None) -> GaussianPrior:
+        """Prior of the latents at images x [N, H, W, Ch]. Raises DataError for NaN or numbers beyond [0, 1]."""
+        check_images(x, "the support images")
+        return self.deep_kernel.prior(jnp.asarray(x), classes)
+
+    def query(self, x_support: Images, x_query: Images, classes: int | None = None) -> Query:
+        """Query of (G7) from x_support [N, H, W, Ch] to x_query [Q, H, W, Ch]. Raises DataError as `prior`."""
+        check_images(x_query, "the query images")
+        return self.deep_kernel.query(jnp.asarray(x_support), jnp.asarray(x_query), classes)
+
+
+def build_model(config: RunConfig, image_shape: tuple[int, int, int]) -> Model:
+    """The untrained model of a configuration. Raises ConfigError for combinations that constructors refuse."""
+    targets = override_targets(config)
+    arguments = {group: converted(config.overrides(group), targets[group]) for group in targets}
+    make_inference = _inference(config.inference, tuple(sorted(arguments["inference"].items())))
+    try:
+        likelihood = models.LIKELIHOODS[config.likelihood](**arguments["likelihood"])
+        check_combination(
+            make_inference(likelihood),
+            inference.OBJECTIVES[config.objective],
+            inference.HYPERGRADIENTS[config.hypergradient],
+        )
+        deep_kernel = _deep_kernel(config, image_shape, arguments["kernel"], arguments["backbone"])
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+    return Model(config, deep_kernel, likelihood, make_inference)
+
+
+@functools.cache
+def _inference(name: str, arguments: tuple) -> Callable[[Likelihood], InferenceKernel]:
+    """One object for each set of arguments, so that programs compiled with it are found again."""
+    return functools.partial(inference.INFERENCE[name], **dict(arguments))
+
+
+def _deep_kernel(
+    config: RunConfig, image_shape: tuple[int, int, int], kernel_arguments: dict, backbone_arguments: dict
+) -> DeepKernel:
+    make_kernel = models.KERNELS[config.kernel]
+    starts = {name: kernel_arguments.pop(name) for name in make_kernel().initial().keys() & kernel_arguments.keys()}
+    rngs = nnx.Rngs(_keys(config.seed)[0])
+    backbone = models.BACKBONES[config.backbone](image_shape, rngs=rngs, **backbone_arguments)
+    deep_kernel = DeepKernel(backbone, make_kernel(**kernel_arguments), rngs=rngs, classes=config.way)
+    for name, value in starts.items():
+        deep_kernel.hyper[name][...] = jnp.asarray(value, jnp.result_type(float))
+    return deep_kernel
+
+
+def build_trainer(model: Model, dataset: Dataset) -> Trainer:
+    """The outer loop on a training split."""
+    config = model.config
+    recipe = Recipe(
+        model.likelihood,
+        model.make_inference,
+        inference.OBJECTIVES[config.objective],
+        inference.HYPERGRADIENTS[config.hypergradient],
+        config.inner_steps,
+    )
+
+    def sampler(key: Key[Array, ""]) -> Any:
+        return sample_task(key, dataset, config.way, config.shot, config.query)
+
+    return make_trainer(
+        _keys(config.seed)[1],
+        model.deep_kernel,
+        recipe,
+        sampler,
+        build_optimiser(config),
+        classes=config.way,
+        tasks_per_step=config.tasks_per_step,
+    )
+
+
+def build_optimiser(config: RunConfig) -> optax.GradientTransformation:
+    """Adam for the network and Adam for the hyper-parameters of kernel and likelihood, each with its own rate."""
+    settings = config.trainer
+
+    def adam(rate: float) -> optax.GradientTransformation:
+        return optax.adam(optax.cosine_decay_schedule(rate, config.steps) if settings.schedule == "cosine" else rate)
+
+    rates = {"network": adam(settings.learning_rate), "kernel": adam(settings.kernel_learning_rate)}
+    return optax.partition(rates, _labels)
+
+
+def _labels(params: Any) -> Any:
+    """The word kernel for the hyper-parameters of kernel and likelihood, network for all else."""
+
+    def label(path: tuple, leaf: Any) -> str:
+        del leaf
+        names = {getattr(entry, "key", None) for entry in path}
+        return "kernel" if names & {"hyper", "likelihood"} else "network"
+
+    return jax.tree_util.tree_map_with_path(label, params)
+
+
+def _keys(seed: int) -> Key[Array, " 2"]:
+    """Keys of the network's first weights and of the outer loop."""
+    return jax.random.split(jax.random.key(seed), 2)
+
+
+def export(directory: RunDirectory, model: Model, step: int) -> None:
+    """Write the weights that `load_run` reads."""
+    directory.save_weights(
+        {
+            "deep_kernel": nnx.to_pure_dict(nnx.state(model.deep_kernel)),
+            "likelihood": dict(model.likelihood.parameters()),
+            "temperature": np.float64(model.temperature),
+            "step": np.int64(step),
+        }
+    )
+
+
+def load_run(run_dir: str | Path) -> Model:
+    """The best model of a run folder. Raises RunError for a folder that is missing or damaged."""
+    directory = run_directory.load(Path(run_dir))
+    stored = directory.load_weights()
+    config = RunConfig.from_json(directory.config["run"], run_dir=str(run_dir))
+    model = build_model(config, tuple(directory.config["image_shape"]))
+    return with_weights(model, stored, directory.weights)
+
+
+def with_weights(model: Model, stored: dict[str, Any], source: Path) -> Model:
+    """The model at exported weights. Raises RunError if they are those of another configuration."""
+    graph, state = nnx.split(model.deep_kernel)
+    expected = {"deep_kernel": nnx.to_pure_dict(state), "likelihood": dict(model.likelihood.parameters())}
+    wrong = _shapes(expected) ^ _shapes({name: stored.get(name, {}) for name in expected})
+    if wrong or not {"temperature", "step"} <= stored.keys():
+        first = min(wrong, default=("temperature or step", ""))[0]
+        raise RunError(f"{source} does not fit its config.json (at {first}); export it again by training with --resume")
+    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, stored["deep_kernel"]))
+    values = {name: jnp.asarray(value) for name, value in stored.get("likelihood", {}).items()}
+    return replace(
+        model,
+        deep_kernel=nnx.merge(graph, state),
+        likelihood=model.likelihood.with_parameters(values),
+        temperature=float(stored["temperature"]),
+    )
+
+
+def _shapes(tree: Any) -> set[tuple[str, tuple[int, ...]]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {(jax.tree_util.keystr(path, simple=True, separator="."), tuple(np.shape(leaf))) for path, leaf in leaves}
+
+
+def describe(config: RunConfig) -> str:
+    """The choices of a run in words, those made automatically marked by a star."""
+    names = ("dataset", "likelihood", "inference", "objective", "hypergradient", "kernel", "backbone", "way", "shot")
+    names += ("query", "episodes", "tasks_per_step", "inner_steps", "seed")
+    parts = [f"{name} {getattr(config, name)}{'*' if name in config.chosen else ''}" for name in names]
+    overrides = [f"{name}={json.dumps(value)}" for name, value in config.settings.items()]
+    return ", ".join(parts + overrides) + ("  (* chosen automatically)" if config.chosen else "")

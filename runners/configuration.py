@@ -1,0 +1,240 @@
+"""The configuration of a run: the flags of meta_train.py, their checks, and what `auto` becomes."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import inference
+import models
+from runners import automatic, run_directory
+from runners.overrides import ConfigError, Override, check_overrides, parse_override
+
+AUTO = "auto"
+PLANNED = {
+    "likelihood": ("logistic-softmax", "one-vs-each"),
+    "inference": ("cavi", "gibbs", "laplace"),
+    "hypergradient": ("implicit",),
+    "backbone": ("resnet12",),
+}
+REGISTRIES: dict[str, Mapping[str, Callable]] = {
+    "likelihood": models.LIKELIHOODS,
+    "inference": inference.INFERENCE,
+    "objective": inference.OBJECTIVES,
+    "hypergradient": inference.HYPERGRADIENTS,
+    "kernel": models.KERNELS,
+    "backbone": models.BACKBONES,
+}
+# Where a run lives and how it is started are no part of what it computes.
+_NOT_STORED = {"run_dir", "resume", "data_root"}
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Fields of `--set trainer.*`: the optimiser, and how often a run is looked at.
+
+    validate_every: optimiser steps, 0 for a twentieth of the run but at least 100. *_episodes: sizes of the fixed sets
+    of episodes; temperature_classes: training classes that the temperature is fitted on, at most.
+    """
+
+    learning_rate: float = 1e-3
+    kernel_learning_rate: float = 1e-3
+    schedule: str = "constant"
+    log_every: int = 50
+    validate_every: int = 0
+    validation_episodes: int = 600
+    temperature_episodes: int = 600
+    temperature_classes: int = 200
+    test_episodes: int = 600
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("constant", "cosine"):
+            raise ConfigError(f"trainer.schedule must be constant or cosine, got {self.schedule!r}")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name not in ("schedule", "validate_every") and not value > 0:
+                raise ConfigError(f"trainer.{entry.name} must be positive, got {value}")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The flags of meta_train.py. None and "auto" are decided by `resolve`, query by the data.
+
+    settings: values of `--set` by their dotted names. chosen: the fields that were decided automatically.
+    """
+
+    dataset: str = "glyphs"
+    likelihood: str = "softmax"
+    inference: str = AUTO
+    objective: str = AUTO
+    hypergradient: str = AUTO
+    kernel: str = AUTO
+    backbone: str = "conv4"
+    way: int = 5
+    shot: int = 1
+    query: int | None = None
+    episodes: int | None = None
+    tasks_per_step: int = 1
+    inner_steps: int | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    run_dir: str | None = None
+    resume: bool = False
+    data_root: str | None = None
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the run."""
+        assert self.episodes is not None, "resolve() decides the number of episodes"
+        return -(-self.episodes // self.tasks_per_step)
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        """The settings of `--set trainer.*`."""
+        return TrainerSettings(**self.overrides("trainer"))
+
+    def overrides(self, group: str) -> dict[str, Any]:
+        """The settings `group.name` by name."""
+        return {name.split(".", 1)[1]: value for name, value in self.settings.items() if name.startswith(group + ".")}
+
+    def to_json(self) -> dict[str, Any]:
+        """What config.json holds."""
+        return {name: value for name, value in asdict(self).items() if name not in _NOT_STORED}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], **location: Any) -> "RunConfig":
+        """The configuration of a run folder. Raises ConfigError for fields that are missing or not known."""
+        known = {entry.name for entry in fields(cls)} - _NOT_STORED
+        if stored.keys() != known:
+            wrong = ", ".join(sorted(stored.keys() ^ known))
+            raise ConfigError(f"expected config.json with the fields of this version, got a difference in {wrong}")
+        return cls(**{**stored, "chosen": tuple(stored["chosen"])}, **location)
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Check all names and numbers and replace `auto`; `query` stays None until the data are known.
+
+    Raises ConfigError.
+    """
+    for kind in REGISTRIES:
+        _check_name(kind, getattr(config, kind))
+    inference_name = _given(config.inference) or automatic.choose(automatic.INFERENCE, config.likelihood)
+    kind = automatic.choose(automatic.KINDS, config.dataset)
+    decided: dict[str, Any] = {
+        "inference": inference_name,
+        "objective": automatic.choose(automatic.OBJECTIVE, inference_name),
+        "hypergradient": automatic.choose(automatic.HYPERGRADIENT, inference_name),
+        "kernel": automatic.choose(automatic.KERNEL, kind),
+        "episodes": automatic.choose(automatic.EPISODES, config.dataset),
+        "inner_steps": automatic.choose(automatic.INNER_STEPS, inference_name),
+    }
+    open_fields = {name: value for name, value in decided.items() if _given(getattr(config, name)) is None}
+    config = replace(config, **open_fields, chosen=config.chosen + tuple(open_fields))
+    for name in ("episodes", "tasks_per_step", "inner_steps", "query"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    check_overrides(config.settings, override_targets(config))
+    return replace(config, run_dir=config.run_dir or default_run_dir(config))
+
+
+def override_targets(config: RunConfig) -> dict[str, list[Override]]:
+    """What `--set` may name: per group the constructors and the starting values that take part in this run."""
+    kernel = models.KERNELS[config.kernel]
+    starts = [Override(name, float, value) for name, value in kernel().initial().items()]
+    return {
+        "inference": Override.of(inference.INFERENCE[config.inference]),
+        "likelihood": Override.of(models.LIKELIHOODS[config.likelihood]),
+        "kernel": Override.of(kernel) + starts,
+        "backbone": Override.of(models.BACKBONES[config.backbone]),
+        "trainer": Override.of(TrainerSettings),
+    }
+
+
+def default_run_dir(config: RunConfig) -> str:
+    """runs/<dataset>-<likelihood>-<inference>-<way>way-<shot>shot-<seed>."""
+    dataset = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in config.dataset)
+    return f"runs/{dataset}-{config.likelihood}-{config.inference}-{config.way}way-{config.shot}shot-{config.seed}"
+
+
+def parse(arguments: Sequence[str] | None = None) -> RunConfig:
+    """The command line of meta_train.py. With --resume the flags not given are those of the run folder.
+
+    Raises ConfigError, and RunError if there is no run to resume.
+    """
+    given = vars(_parser().parse_args(arguments))
+    if "set" in given:
+        given["settings"] = dict(parse_override(text) for text in given.pop("set"))
+    config = RunConfig(**given)
+    return _resumed(config, given) if config.resume else config
+
+
+def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    path = config.run_dir or resolve(config).run_dir
+    assert path is not None
+    location = {"run_dir": path, "resume": True, "data_root": config.data_root}
+    stored = RunConfig.from_json(run_directory.load(Path(path)).config, **location)
+    for name in given.keys() - _NOT_STORED:
+        if given[name] not in (AUTO, None, getattr(stored, name)):
+            raise ConfigError(
+                f"run folder {path} was trained with {name} {getattr(stored, name)}, got {given[name]}; "
+                "resume it without that flag, or choose another --run-dir"
+            )
+    return stored
+
+
+def _given(value: Any) -> Any:
+    return None if value == AUTO else value
+
+
+def _check_name(kind: str, name: str) -> None:
+    registry = REGISTRIES[kind]
+    if name in registry or (name == AUTO and RunConfig.__dataclass_fields__[kind].default == AUTO):
+        return
+    known = ", ".join(registry)
+    if name in PLANNED.get(kind, ()):
+        raise ConfigError(f"{kind} {name!r} is not built yet; known: {known}")
+    raise ConfigError(f"expected a known {kind}, got {name!r}; known: {known}")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports a bad command line as a ConfigError, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"{message}; try --help")
+
+
+def whole_number_or_auto(text: str) -> int | None:
+    """A whole number, or None for auto."""
+    return None if text == AUTO else int(text)
+
+
+whole_number_or_auto.__name__ = "whole number"  # argparse names the type in its message
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="meta_train.py",
+        description="Meta-train a deep-kernel Gaussian-process classifier and test it on classes never seen.",
+        argument_default=argparse.SUPPRESS,  # so that flags given can be told from defaults when resuming
+        allow_abbrev=False,
+    )
+    parser.add_argument("--dataset", metavar="NAME", help="glyphs (default, built in), omniglot, omniglot-emnist")
+    for kind, registry in REGISTRIES.items():
+        default = RunConfig.__dataclass_fields__[kind].default
+        parser.add_argument(f"--{kind}", metavar="NAME", help=f"{', '.join(registry)} (default {default})")
+    parser.add_argument("--way", type=int, metavar="C", help="classes of a task (default 5)")
+    parser.add_argument("--shot", type=int, metavar="S", help="labelled images a class (default 1)")
+    parser.add_argument("--query", type=whole_number_or_auto, metavar="Q", help="queries a class in training")
+    parser.add_argument("--episodes", type=whole_number_or_auto, metavar="N", help="training tasks in all")
+    parser.add_argument("--tasks-per-step", type=int, metavar="T", help="tasks of an optimiser step (default 1)")
+    parser.add_argument("--inner-steps", type=whole_number_or_auto, metavar="n", help="inference steps in training")
+    parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="e.g. inference.rho=0.5")
+    parser.add_argument("--seed", type=int, help="of the network, the tasks and the inference (default 0)")
+    parser.add_argument("--run-dir", metavar="DIR", help="default runs/<dataset>-<likelihood>-...")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run folder")
+    parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
+    return parser

@@ -1,0 +1,107 @@
+"""Data for the runners: loaded, checked, and their episodes drawn by a function of (seed, split)."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Key
+
+import tasks
+from runners import automatic
+from runners.configuration import RunConfig
+from tasks import DataError, Dataset, Splits, TaskIndices
+
+SPLITS = ("train", "validation", "test")
+EVALUATION_SEED = 0  # validation and test episodes are the same for every run
+
+
+class Shape(NamedTuple):
+    """Size of a task: classes, labelled images a class, queries a class."""
+
+    way: int
+    shot: int
+    query: int
+
+
+class Episodes(NamedTuple):
+    """Fixed episodes of one split: positions [E, ...] into `flat_images`, and a key [E] each for the inference."""
+
+    shape: Shape
+    indices: TaskIndices
+    keys: Key[Array, " E"]
+
+
+def load_splits(name: str, data_root: str | None) -> Splits:
+    """`tasks.load`, with its images checked. Raises DataError."""
+    splits = tasks.load(name, data_root)
+    for split in SPLITS:
+        check_images(getattr(splits, split).images, f"the {split} images of {name}")
+    return splits
+
+
+def check_images(images: Array | np.ndarray, what: str) -> None:
+    """Raises DataError unless the images are bytes, or finite numbers between 0 and 1."""
+    if images.dtype == np.uint8:
+        return
+    if not np.issubdtype(images.dtype, np.floating):
+        raise DataError(f"expected {what} as bytes or numbers in [0, 1], got {images.dtype}; convert them to uint8")
+    low, high = float(np.min(images)), float(np.max(images))
+    if not (low >= 0 and high <= 1):  # written so that nan is refused
+        raise DataError(f"expected {what} within [0, 1], got values from {low} to {high}; remove NaN and rescale them")
+
+
+def with_queries(config: RunConfig, splits: Splits) -> RunConfig:
+    """Decide `query` where it was left open, and refuse tasks that a split is too small for. Raises DataError."""
+    if config.query is None:
+        query = queries(splits.train, config.shot, automatic.TRAINING_QUERIES)
+        config = replace(config, query=query, chosen=(*config.chosen, "query"))
+    assert config.query is not None
+    tasks.check_task_size(splits.train, config.way, config.shot, config.query)
+    for dataset in (splits.validation, splits.test):
+        tasks.check_task_size(dataset, *test_shape(config, dataset))
+    return config
+
+
+def queries(dataset: Dataset, shot: int, wanted: int) -> int:
+    """As many queries a class as wanted, or as its smallest class has left (at least 1, which may not fit)."""
+    return max(1, min(wanted, dataset.smallest - shot))
+
+
+def test_shape(config: RunConfig, dataset: Dataset) -> Shape:
+    """Size of the episodes that a run is validated and tested on."""
+    return Shape(config.way, config.shot, queries(dataset, config.shot, automatic.TEST_QUERIES))
+
+
+def draw_episodes(seed: int, split: str, dataset: Dataset, shape: Shape, count: int) -> Episodes:
+    """`count` episodes; the first n of them are the same for every count. Raises DataError."""
+    tasks.check_task_size(dataset, *shape)
+    base = jax.random.fold_in(jax.random.key(seed), SPLITS.index(split))
+    task_key, inference_key = jax.random.split(base)
+
+    @jax.jit
+    def draw(numbers: Array) -> tuple[TaskIndices, Array]:
+        def one(number: Array) -> tuple[TaskIndices, Array]:
+            indices = tasks.sample_indices(jax.random.fold_in(task_key, number), dataset, *shape)
+            return indices, jax.random.fold_in(inference_key, number)
+
+        return jax.vmap(one)(numbers)
+
+    return Episodes(shape, *draw(np.arange(count)))
+
+
+def calibration_episodes(config: RunConfig, train: Dataset, way: int, shot: int) -> tuple[Dataset, Episodes]:
+    """What the temperature is fitted on: episodes of some training classes, and the data set of those classes."""
+    settings = config.trainer
+    known = subset_of_classes(config.seed, train, max(way, settings.temperature_classes))
+    shape = Shape(way, shot, queries(train, shot, automatic.TEST_QUERIES))
+    return known, draw_episodes(config.seed, "train", known, shape, settings.temperature_episodes)
+
+
+def subset_of_classes(seed: int, dataset: Dataset, count: int) -> Dataset:
+    """A data set of at most `count` classes drawn at random, with only their images."""
+    chosen = np.random.default_rng(seed).permutation(dataset.classes)[:count]
+    index, counts = np.asarray(dataset.index)[chosen], np.asarray(dataset.counts)[chosen]
+    labels = np.repeat(np.arange(len(chosen)), counts)
+    positions = np.concatenate([row[:n] for row, n in zip(index, counts, strict=True)])
+    return tasks.make_dataset(np.asarray(tasks.take_images(dataset, positions)), labels)

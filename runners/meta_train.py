@@ -1,0 +1,102 @@
+"""Meta-train a deep-kernel Gaussian-process classifier, then test it on classes it never saw.
+
+python runners/meta_train.py [--dataset glyphs] [--shot 1] [...]      every flag: --help
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.outer.checkpoint import CheckpointError
+from runners import compilation_cache, run_directory, scoring, tables
+from runners.build import build_model, build_trainer, describe, with_weights
+from runners.configuration import RunConfig, parse, resolve
+from runners.console import Progress, one_line_errors
+from runners.data import EVALUATION_SEED, calibration_episodes, draw_episodes, load_splits, test_shape, with_queries
+from runners.overrides import ConfigError
+from runners.run_directory import RunDirectory, RunError
+from runners.training import Training
+from tasks import DataError, Splits
+
+
+def main(config: RunConfig) -> dict[str, Any]:
+    """Train to the end of the run and test; the results by name, or {"interrupted": signal}.
+
+    Raises ConfigError, DataError, RunError or CheckpointError, each with one line.
+    """
+    config = resolve(config)
+    path = Path(config.run_dir or "")
+    if not config.resume:
+        run_directory.check_new(path)
+    splits = load_splits(config.dataset, config.data_root)
+    config = with_queries(config, splits)
+    directory = _open(config, path, splits)
+    print(f"{path}: {describe(config)}", flush=True)
+    training = _training(config, splits, directory)
+    stopped_by = training.run()
+    if stopped_by is not None:
+        name = signal.Signals(stopped_by).name
+        print(f"stopped by {name} after step {training.step:,}; go on with --resume --run-dir {path}")
+        return {"interrupted": stopped_by, "step": training.step, "run_dir": str(path)}
+    return {"run_dir": str(path), "training_failures": training.failures, **_test(training, splits)}
+
+
+def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
+    """The run folder: made after everything has been checked, or opened to resume."""
+    model = build_model(config, splits.image_shape)
+    del model
+    if config.resume:
+        return run_directory.load(path)
+    return run_directory.create(path, {"run": config.to_json(), "image_shape": splits.image_shape})
+
+
+def _training(config: RunConfig, splits: Splits, directory: RunDirectory) -> Training:
+    model, settings = build_model(config, splits.image_shape), config.trainer
+    shape = test_shape(config, splits.validation)
+    fixed = draw_episodes(EVALUATION_SEED, "validation", splits.validation, shape, settings.validation_episodes)
+    known, calibration = calibration_episodes(config, splits.train, config.way, config.shot)
+    return Training(
+        model,
+        build_trainer(model, splits.train),
+        directory,
+        validate=lambda now: scoring.score(now, scoring.embed(now.deep_kernel, splits.validation), fixed),
+        calibrate=lambda now: scoring.temperature_of(now, known, calibration),
+        progress=Progress(config.steps * config.tasks_per_step),
+    )
+
+
+def _test(training: Training, splits: Splits) -> dict[str, Any]:
+    """The best weights, the untrained network and the nearest neighbour on the test classes, as a table."""
+    untrained = training.model
+    config, directory = untrained.config, training.directory
+    best = with_weights(untrained, directory.load_weights(), directory.weights)
+    shape = test_shape(config, splits.test)
+    episodes = draw_episodes(EVALUATION_SEED, "test", splits.test, shape, config.trainer.test_episodes)
+    raw = scoring.score(best, scoring.embed(best.deep_kernel, splits.test), episodes)
+    start = scoring.score(untrained, scoring.embed(untrained.deep_kernel, splits.test), episodes)
+    results = {
+        "trained": raw.tempered(best.temperature).summary(),
+        "trained, raw (temperature 1)": raw.summary(),
+        "untrained network": start.summary(),
+        "1-nearest neighbour on pixels": scoring.nearest_neighbour(splits.test, episodes).accuracies(),
+    }
+    print(tables.heading(config.dataset, shape, len(episodes.keys), splits.test.classes))
+    print(tables.metrics_table(results))
+    print(tables.temperature_note(best.temperature, shape))
+    print(tables.failures_note(raw.failures()))
+    return {"temperature": best.temperature, "failures": raw.failures(), "test": results}
+
+
+def command_line(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0, 2 after an error in one line, 128 + the signal that stopped the run."""
+    with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
+        config = parse(arguments)
+        compilation_cache.enable()
+        result = main(config)
+        return 128 + result["interrupted"] if "interrupted" in result else 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line())
