@@ -36,10 +36,8 @@ def main() -> None:
         run()
         print(f"{name}: compiled and run once in {time.perf_counter() - start:.1f} s")
     times = np.array([[clock(whole), clock(alone)] for _ in range(arguments.repeats)])
-    for label, value in (("median", np.median(times, axis=0)), ("minimum", times.min(axis=0))):
-        print(
-            f"{label}: step {1e3 * value[0]:.1f} ms, Conv4 alone {1e3 * value[1]:.1f} ms, ratio {value[0] / value[1]:.2f}"
-        )
+    for label, (step, network) in (("median", np.median(times, axis=0)), ("minimum", times.min(axis=0))):
+        print(f"{label}: step {1e3 * step:.1f} ms, Conv4 alone {1e3 * network:.1f} ms, ratio {step / network:.2f}")
     print(f"median of the ratios of neighbours: {np.median(times[:, 0] / times[:, 1]):.2f}")
 
 

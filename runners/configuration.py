@@ -38,9 +38,9 @@ class TrainerSettings:
     of episodes; temperature_classes: training classes that the temperature is fitted on, at most.
     """
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     kernel_learning_rate: float = 1e-3
-    schedule: str = "constant"
+    schedule: str = "cosine"
     log_every: int = 50
     validate_every: int = 0
     validation_episodes: int = 600
