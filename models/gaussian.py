@@ -139,10 +139,12 @@ def prior_root(prior: GaussianPrior) -> Root:
     floor = values.shape[0] * jnp.finfo(values.dtype).eps * values[-1]
     present = values > floor
     safe = jnp.where(present, values, 1.0)
-    inverse = jnp.where(present, vectors / jnp.sqrt(safe), 0.0)
+    basis = jnp.where(present, vectors, 0.0)
+    inverse = basis / jnp.sqrt(safe)
     change = prior.covariance - fixed
     if prior.root is None:
-        factor = jnp.where(present, vectors * jnp.sqrt(safe), 0.0) + 0.5 * change @ inverse
+        moved = change @ inverse
+        factor = basis * jnp.sqrt(safe) + moved - 0.5 * basis @ (basis.T @ moved)
         pseudo_inverse = inverse - 0.5 * inverse @ (inverse.T @ change @ inverse)
     else:
         factor = prior.root

@@ -1,0 +1,73 @@
+"""Small problems shared by the numerical tests, and the precision that a test runs in."""
+
+import functools
+import inspect
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models import KERNELS
+from models.deep_kernel import gaussian_prior, gaussian_query
+from models.expectations import Points
+from models.gaussian import GaussianPrior, Query
+
+
+def double(test):
+    """Runs one test with 64-bit numbers; the rest of the session stays at 32 bits."""
+
+    @functools.wraps(test)
+    def run(*args, **kwargs):
+        with jax.enable_x64(True):
+            return test(*args, **kwargs)
+
+    return run
+
+
+class Problem(NamedTuple):
+    """A task: prior at N labelled points, labels, and Q new inputs."""
+
+    prior: GaussianPrior
+    y: jax.Array
+    query: Query
+
+
+def hyper_of(kernel, **changes):
+    return {**kernel.initial(), **{name: float(value) for name, value in changes.items()}}
+
+
+def relu_features(rng, labels, features, noise=1.0):
+    """ReLU-like features with class structure: max(0, class centre + noise)."""
+    centres = rng.normal(size=(int(labels.max()) + 1, features))
+    return np.maximum(centres[labels] + noise * rng.normal(size=(len(labels), features)), 0.0)
+
+
+def problem(seed, classes=3, points=9, queries=5, features=6, scale=4.0, kernel="rbf", mean=True):
+    """A random task; labels have unequal counts of at least one, the prior mean is not zero unless mean=False."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate([np.arange(classes), rng.integers(0, classes, points - classes)])
+    x = jnp.asarray(relu_features(rng, np.concatenate([labels, rng.integers(0, classes, queries)]), features))
+    chosen = KERNELS[kernel]()
+    hyper = hyper_of(chosen, log_scale=np.log(scale))
+    prior = gaussian_prior(chosen, hyper, x[:points], classes)
+    query = gaussian_query(chosen, hyper, x[:points], x[points:], classes)
+    if mean:
+        level = jnp.asarray(rng.normal(size=(classes, 1)))
+        prior, query = prior._replace(mean=prior.mean + level), query._replace(mean=query.mean + level)
+    return Problem(prior, jnp.asarray(labels, jnp.int32), query)
+
+
+class FixedPoints:
+    """An expectation rule that always gives the same nodes."""
+
+    def __init__(self, points: Points):
+        self.fixed = points
+
+    def points(self, key, classes, dtype=None):
+        del key, classes, dtype
+        return self.fixed
+
+
+def accepts(constructor, name):
+    return name in inspect.signature(constructor).parameters
