@@ -35,8 +35,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-bench: $(VENV)/.installed-test
-	$(BIN)/python -m pytest benchmarks -s --benchmark-enable $(ARGS)
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/backbone.py
+	$(BIN)/python benchmarks/training_step.py
 
 notebooks:
 	@echo "notebooks: not built yet; README.md shows how to use the library from Python" >&2; exit 2
