@@ -69,7 +69,8 @@ def norm_relu_pool(
     For scale >= 0 everything after the statistics is increasing in z, so z is pooled first and the rest sees a quarter
     of the data. A negative scale is not allowed: negate z and scale together. No gradient flows into the returned
     statistics, which are for the running averages only. Where several entries of a window share the maximum, each gets
-    an equal part of its gradient, as with `jnp.max`.
+    an equal part of its gradient. They are found by comparing z with its maxima, so z must be a stored array, such as
+    the output of a convolution: XLA may compute an elementwise expression twice, with different rounding.
     """
     return _block_forward(z, scale, shift)[0]
 

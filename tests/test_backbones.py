@@ -1,0 +1,215 @@
+"""Networks: shapes, batch statistics per task, and the fused convolution block against plain layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.test_util import check_grads
+
+import models
+from models import backbones
+from models.backbones import Conv4, ConvBlock, TaskBatchNorm
+from models.convolution import EPSILON, conv3x3, max_pool, norm_relu_pool
+
+
+def plain_conv(x, kernel):
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def plain_block(x, kernel, scale, shift):
+    """Convolution, batch norm, ReLU, max-pool of x [T, N, H, W, Ch] in the usual order, left to autodiff.
+
+    Pooling is `reduce_window`, whose gradient is a select-and-scatter. The gradient of `jnp.max` over reshaped windows
+    compares recomputed values for equality, which fails for some windows once XLA contracts a product and a sum.
+    """
+    z = plain_conv(x.reshape(-1, *x.shape[2:]), kernel)
+    z = z.reshape(*x.shape[:2], *z.shape[1:])
+    axes = (1, 2, 3)
+    z = (z - z.mean(axes, keepdims=True)) / jnp.sqrt(z.var(axes, keepdims=True) + EPSILON)
+    return max_pool(jax.nn.relu(scale * z + shift))
+
+
+def apply(module, x, train):
+    """module(x, train), compiled, with the module's state updated as in an eager call."""
+    return nnx.jit(lambda module, x: module(x, train))(module, x)
+
+
+def random_block(channels=3, width=4):
+    """A block whose scales have both signs."""
+    block = ConvBlock(channels, width, rngs=nnx.Rngs(0))
+    block.norm.scale[...] = jnp.asarray([0.7, -1.3, 0.4, -0.2])
+    block.norm.shift[...] = jnp.asarray([0.3, 0.1, -0.5, 0.2])
+    return block
+
+
+@pytest.mark.parametrize("size", [(6, 6), (7, 5)])
+def test_fused_block_and_its_gradient_equal_plain_autodiff(size):
+    with jax.enable_x64(True):
+        block = random_block()
+        x = jax.random.normal(jax.random.key(1), (2, 3, *size, 3)) + 1.5
+        weights = jax.random.normal(jax.random.key(2), (2, 3, size[0] // 2, size[1] // 2, 4))
+        graph, parameters, rest = nnx.split(block, nnx.Param, ...)
+
+        def fused(parameters, x):
+            return (weights * nnx.merge(graph, parameters, rest, copy=True)(x, True)).sum()
+
+        def plain(parameters, x):
+            norm = parameters["norm"]
+            return (weights * plain_block(x, parameters["kernel"], norm["scale"], norm["shift"])).sum()
+
+        mine, of_mine = jax.jit(jax.value_and_grad(fused, argnums=(0, 1)))(parameters, x)
+        usual, of_usual = jax.jit(jax.value_and_grad(plain, argnums=(0, 1)))(nnx.to_pure_dict(parameters), x)
+        np.testing.assert_allclose(mine, usual, rtol=1e-10)
+        for got, expected in zip(jax.tree.leaves(of_mine), jax.tree.leaves(of_usual), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_fused_block_matches_finite_differences():
+    with jax.enable_x64(True):
+        z = jax.random.normal(jax.random.key(3), (2, 2, 5, 4, 3))
+        scale, shift = jnp.asarray([0.5, 1.5, 0.2]), jnp.asarray([0.2, -0.1, 0.3])
+        check_grads(jax.jit(lambda *a: norm_relu_pool(*a)[0]), (z, scale, shift), order=1, modes=["rev"])
+
+
+def test_tied_maxima_share_the_gradient_equally():
+    """A window of equal values, as on a blank background: each of k tied entries gets 1/k of what one would get."""
+    with jax.enable_x64(True):
+        z = np.random.default_rng(0).integers(0, 3, (1, 4, 6, 6, 2)).astype(float)
+        windows = z.reshape(1, 4, 3, 2, 3, 2, 2)
+        tied = windows == windows.max((3, 5), keepdims=True)
+        weights = np.random.default_rng(1).normal(size=(1, 4, 3, 3, 2))
+        standard = (windows.max((3, 5)) - z.mean((1, 2, 3))) / np.sqrt(z.var((1, 2, 3)) + EPSILON)
+        pooled = (weights * (standard > 0))[:, :, :, None, :, None]
+        direct = (tied * pooled / tied.sum((3, 5), keepdims=True)).reshape(z.shape)  # without the statistics' part
+        normalised = (z - z.mean((1, 2, 3))) / np.sqrt(z.var((1, 2, 3)) + EPSILON)
+        expected = direct - direct.mean((1, 2, 3)) - normalised * (direct * normalised).mean((1, 2, 3))
+        expected /= np.sqrt(z.var((1, 2, 3)) + EPSILON)
+
+        got = jax.jit(jax.grad(lambda z: (weights * norm_relu_pool(z, jnp.ones(2), jnp.zeros(2))[0]).sum()))(z)
+        np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_convolution_gradients_equal_autodiff(channels):
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(7), (3, 6, 5, channels))
+        kernel = jax.random.normal(jax.random.key(8), (3, 3, channels, 4))
+        weights = jax.random.normal(jax.random.key(9), (3, 6, 5, 4))
+        mine = jax.jit(jax.grad(lambda *a: (weights * conv3x3(*a)).sum(), argnums=(0, 1)))(x, kernel)
+        usual = jax.jit(jax.grad(lambda *a: (weights * plain_conv(*a)).sum(), argnums=(0, 1)))(x, kernel)
+        for got, expected in zip(mine, usual, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_no_loop_convolution_has_unusual_axes():
+    """Inside `lax.scan` XLA's CPU compiler runs any other order of axes as scalar code."""
+
+    def step(kernel, x):
+        gradient = jax.grad(lambda kernel, x: (conv3x3(x, kernel) ** 2).sum(), argnums=(0, 1))(kernel, x)
+        return kernel - gradient[0], gradient[1]
+
+    kernel, xs = jnp.ones((3, 3, 2, 4)), jnp.ones((2, 3, 6, 6, 2))
+    text = jax.jit(lambda kernel, xs: jax.lax.scan(step, kernel, xs)).lower(kernel, xs).as_text()
+    convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
+    assert len(convolutions) == 3
+    assert all("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line for line in convolutions)
+
+
+def test_constant_images_give_finite_features_and_gradients():
+    block = random_block()
+    x = jnp.full((1, 3, 6, 6, 3), 0.5)
+    graph, parameters, rest = nnx.split(block, nnx.Param, ...)
+    total = jax.jit(jax.grad(lambda p, x: nnx.merge(graph, p, rest, copy=True)(x, True).sum(), argnums=(0, 1)))
+    gradient = total(parameters, x)
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_variance_survives_a_large_mean_in_float32():
+    z = jax.random.normal(jax.random.key(10), (1, 8, 6, 6, 4)) + 1000.0
+    _, mean, variance = jax.jit(norm_relu_pool)(z, jnp.ones(4), jnp.zeros(4))
+    exact = np.asarray(z, np.float64)
+    np.testing.assert_allclose(mean[0], exact.mean((0, 1, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(variance[0], exact.var((0, 1, 2, 3)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_block_in_both_modes_equals_plain_layers(train):
+    block = random_block()
+    block.norm.mean[...], block.norm.variance[...] = (
+        jnp.asarray([0.1, -0.2, 0.3, 0.0]),
+        jnp.asarray([0.5, 2.0, 1.0, 3.0]),
+    )
+    mean, variance = block.norm.mean[...], block.norm.variance[...]
+    x = jax.random.normal(jax.random.key(11), (2, 3, 7, 6, 3))
+    z = plain_conv(x.reshape(-1, 7, 6, 3), block.kernel[...]).reshape(2, 3, 7, 6, 4)
+    if train:
+        mean, variance = z.mean((1, 2, 3), keepdims=True), z.var((1, 2, 3), keepdims=True)
+    normalised = (z - mean) / jnp.sqrt(variance + EPSILON) * block.norm.scale[...] + block.norm.shift[...]
+    np.testing.assert_allclose(apply(block, x, train), max_pool(jax.nn.relu(normalised)), rtol=1e-4, atol=1e-5)
+
+
+def test_running_statistics_are_means_over_tasks_with_the_sign_undone():
+    block = random_block()
+    x = jax.random.normal(jax.random.key(12), (2, 3, 6, 6, 3)) * jnp.asarray([1.0, 3.0])[:, None, None, None, None]
+    z = plain_conv(x.reshape(-1, 6, 6, 3), block.kernel[...]).reshape(2, 3, 6, 6, 4)
+    apply(block, x, True)
+    np.testing.assert_allclose(block.norm.mean[...], 0.1 * z.mean((1, 2, 3)).mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(block.norm.variance[...], 0.9 + 0.1 * z.var((1, 2, 3)).mean(0), rtol=1e-5)
+
+
+def test_task_batch_norm_standardises_each_task_and_learns_the_running_statistics():
+    norm = TaskBatchNorm(5, affine=False)
+    x = jax.random.normal(jax.random.key(13), (3, 20, 5)) * 2.0 + jnp.arange(3.0)[:, None, None]
+    y = apply(norm, x, True)
+    np.testing.assert_allclose(y.mean(1), jnp.zeros((3, 5)), atol=1e-5)
+    np.testing.assert_allclose(y.var(1), jnp.ones((3, 5)), rtol=1e-4)
+    assert nnx.state(norm, nnx.Param) == nnx.State({})
+    norm.momentum = 0.0
+    apply(norm, x, True)
+    np.testing.assert_allclose(norm.mean[...], x.mean(1).mean(0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(norm.variance[...], x.var(1).mean(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", list(models.BACKBONES))
+def test_shapes_tasks_and_queries_are_independent(name):
+    backbone = models.BACKBONES[name]((28, 28, 1), rngs=nnx.Rngs(0))
+    x = jax.random.uniform(jax.random.key(14), (2, 4, 28, 28, 1))
+    features = apply(backbone, x, True)
+    assert features.shape == (2, 4, backbone.features)
+    np.testing.assert_allclose(apply(backbone, x[:1], True)[0], features[0], rtol=1e-4, atol=1e-5)  # tasks do not mix
+    evaluated = apply(backbone, x, False)
+    np.testing.assert_allclose(
+        apply(backbone, x[:, :1], False), evaluated[:, :1], rtol=1e-4, atol=1e-5
+    )  # nor do queries
+
+
+def test_conv4_feature_sizes_and_too_small_images():
+    assert Conv4((28, 28, 1), rngs=nnx.Rngs(0)).features == 64
+    assert Conv4((84, 84, 3), rngs=nnx.Rngs(0)).features == 1600
+    with pytest.raises(ValueError, match="at least 16x16, got 12x28"):
+        Conv4((12, 28, 1), rngs=nnx.Rngs(0))
+
+
+def test_evaluation_leaves_the_running_statistics_alone():
+    backbone = Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=4)
+    before = nnx.to_pure_dict(nnx.state(backbone, nnx.BatchStat))
+    apply(backbone, jnp.ones((1, 2, 16, 16, 1)), False)
+    after = nnx.to_pure_dict(nnx.state(backbone, nnx.BatchStat))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+def test_conv4_trains_in_float64_with_gradients_in_every_parameter():
+    with jax.enable_x64(True):
+        backbone = Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=4)
+        graph, parameters, rest = nnx.split(backbone, nnx.Param, ...)
+        x = jax.random.uniform(jax.random.key(15), (1, 4, 16, 16, 1))
+        gradient = jax.jit(jax.grad(lambda p: (nnx.merge(graph, p, rest, copy=True)(x, True) ** 2).sum()))(parameters)
+        for leaf in jax.tree.leaves(gradient):
+            assert leaf.dtype == jnp.float64
+            assert jnp.abs(leaf).max() > 0
+
+
+def test_every_backbone_is_registered():
+    defined = {kind for kind in backbones.Backbone.__subclasses__() if kind.__module__.startswith("models.")}
+    assert defined == set(models.BACKBONES.values())

@@ -1,0 +1,170 @@
+"""Base kernels against formulas written out in NumPy, and at the points where kernels usually break."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from jax.test_util import check_grads
+
+import models
+from models import kernels
+
+HYPER = {"log_scale": 0.7, "log_lengthscale": -0.3, "log_offset": 0.4}
+NAMES = list(models.KERNELS)
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def hyper_of(kernel):
+    return {name: jnp.asarray(HYPER[name]) for name in kernel.initial()}
+
+
+def features(seed, count, size=6):
+    """Features of both signs, with a duplicated and an all-zero row."""
+    x = np.random.default_rng(seed).normal(0.3, 1.0, (count, size))
+    x[1] = x[0]
+    x[2] = 0.0
+    return x
+
+
+def reference(name, x, z):
+    """K[i, j] one entry at a time, straight from METHODS 5."""
+    scale, length, offset = (np.exp(HYPER[key]) for key in ("log_scale", "log_lengthscale", "log_offset"))
+    size = x.shape[1]
+    gram = np.empty((len(x), len(z)))
+    for i, a in enumerate(x):
+        for j, b in enumerate(z):
+            norms = np.linalg.norm(a) * np.linalg.norm(b)
+            distance = np.linalg.norm(a - b) / np.sqrt(size) / length
+            units = [v / np.linalg.norm(v) if v.any() else v for v in (a, b)]
+            gram[i, j] = {
+                "cosine": a @ b / norms if norms else 0.0,
+                "linear": a @ b / size,
+                "rbf": np.exp(-(distance**2) / 2),
+                "rbf-norm": np.exp(-np.sum((units[0] - units[1]) ** 2) / (2 * length**2)),
+                "matern52": (1 + 5**0.5 * distance + 5 * distance**2 / 3) * np.exp(-(5**0.5) * distance),
+                "poly1": a @ b / size + offset,
+                "poly2": (a @ b / size + offset) ** 2,
+            }[name.removesuffix("-bn")]
+    return scale * gram
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gram_is_the_published_formula(name):
+    kernel, x, z = models.KERNELS[name](), features(0, 7), features(1, 5)
+    gram = jax.jit(kernel.gram)(hyper_of(kernel), jnp.asarray(x), jnp.asarray(z))
+    np.testing.assert_allclose(gram, reference(name, x, z), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_diagonal_and_root_agree_with_gram(name):
+    kernel, x = models.KERNELS[name](), jnp.asarray(features(2, 9))
+    hyper = hyper_of(kernel)
+    gram, root, diagonal = jax.jit(lambda h, x: (kernel.gram(h, x, x), kernel.root(h, x), kernel.diagonal(h, x)))(
+        hyper, x
+    )
+    np.testing.assert_allclose(diagonal, np.diag(gram), rtol=1e-12, atol=1e-12)
+    assert (root is None) == (name in {"rbf", "rbf-norm", "matern52", "poly2"})
+    if root is not None:
+        np.testing.assert_allclose(np.asarray(root) @ np.asarray(root).T, gram, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gram_is_symmetric_and_positive_semi_definite(name, dtype):
+    kernel, x = models.KERNELS[name](), jnp.asarray(features(3, 40, size=5), dtype)
+    gram = jax.jit(kernel.gram)({key: np.dtype(dtype).type(HYPER[key]) for key in kernel.initial()}, x, x)
+    assert gram.dtype == dtype
+    gram, epsilon = np.asarray(gram, np.float64), float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(gram, gram.T, rtol=0, atol=40 * epsilon * gram.max())
+    values = np.linalg.eigvalsh((gram + gram.T) / 2)
+    assert values[0] >= -40 * epsilon * values[-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_finite_at_coinciding_and_dead_points(name):
+    kernel, x = models.KERNELS[name](), jnp.asarray(features(4, 6), "float32")
+    hyper = {key: np.float32(HYPER[key]) for key in kernel.initial()}
+    weights = np.random.default_rng(0).normal(size=(6, 6)).astype("float32")
+
+    def weighted(hyper, x):
+        return (weights * kernel.gram(hyper, x, x)).sum() + kernel.diagonal(hyper, x).sum()
+
+    leaves = jax.tree.leaves(jax.jit(jax.grad(weighted, argnums=(0, 1)))(hyper, x))
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_match_finite_differences(name):
+    kernel, x = models.KERNELS[name](), jnp.asarray(features(5, 6))
+    x = x.at[1].add(1e-3).at[2].set(0.5)  # distinct and alive: differentiable for every kernel
+    z = jnp.asarray(features(6, 4)).at[2].set(-0.5)
+    weights = jnp.asarray(np.random.default_rng(7).normal(size=(6, 4)))
+    weighted = jax.jit(lambda hyper, x, z: (weights * kernel.gram(hyper, x, z)).sum())
+    check_grads(weighted, (hyper_of(kernel), x, z), order=1, modes=["rev"])
+
+
+@pytest.mark.parametrize("name", ["rbf", "rbf-norm", "matern52"])
+def test_gradient_at_a_coinciding_pair_is_zero(name):
+    kernel, ones = models.KERNELS[name](), jnp.ones((1, 4))
+    gradient = jax.jit(jax.grad(lambda x: kernel.gram(hyper_of(kernel), x, ones).sum()))(ones)
+    np.testing.assert_array_equal(gradient, np.zeros((1, 4)))
+
+
+def test_matern_slope_is_exact_down_to_zero_distance():
+    np.testing.assert_allclose(jax.jit(jax.grad(kernels.matern52))(0.0), -5 / 6, rtol=1e-15)
+    slopes = jax.jit(jax.vmap(jax.grad(kernels.matern52)))(jnp.asarray([1e-12, 1e-6], "float32"))
+    np.testing.assert_allclose(slopes, -5 / 6, rtol=1e-5)
+
+
+def test_zero_features_have_zero_cosine_and_no_gradient():
+    kernel, x = models.KERNELS["cosine"](), jnp.zeros((3, 4), "float32").at[0].set(1.0)
+    hyper = {"log_scale": jnp.float32(1.0)}
+    gram, pull = jax.vjp(lambda x: kernel.gram(hyper, x, x), x)
+    np.testing.assert_array_equal(gram[1:], 0.0)
+    np.testing.assert_array_equal(pull(jnp.ones_like(gram))[0][1:], 0.0)
+
+
+def test_distances_survive_a_large_common_offset_in_float32():
+    x = np.random.default_rng(8).normal(size=(20, 8)).astype("float32")
+    exact = ((x[:, None].astype("float64") - x[None]) ** 2).sum(-1)
+    shifted = jax.jit(kernels.squared_distances)(jnp.asarray(x + 64.0), jnp.asarray(x + 64.0))
+    np.testing.assert_allclose(shifted, exact, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_row_does_not_depend_on_the_other_rows(name):
+    kernel, z, x = models.KERNELS[name](), features(9, 5), features(10, 8)
+    gram, hyper = jax.jit(kernel.gram), hyper_of(kernel)
+    changed = np.concatenate([x[:4], 100.0 * x[4:]])
+    np.testing.assert_allclose(gram(hyper, x, z)[:4], gram(hyper, changed, z)[:4], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_hyperparameter_has_a_prior_around_its_initial_value(name):
+    kernel = models.KERNELS[name]()
+    initial, priors = kernel.initial(), kernel.priors()
+    assert list(initial) == list(priors)
+    for key, prior in priors.items():
+        assert isinstance(prior, dist.Distribution)
+        assert abs(float(prior.mean) - initial[key]) <= float(prior.variance) ** 0.5
+
+
+def test_normalisation_is_asked_for_by_three_kernels_only():
+    wanted = {name: (make().normalise_features, make().affine) for name, make in models.KERNELS.items()}
+    asked = {name: pair for name, pair in wanted.items() if any(pair)}
+    assert asked == {"cosine-bn": (True, True), "poly1": (True, False), "poly2": (True, False)}
+
+
+def test_every_kernel_is_registered():
+    def leaves(kind):
+        below = kind.__subclasses__()
+        return {kind} if not below else set().union(*(leaves(sub) for sub in below))
+
+    defined = {kind for kind in leaves(kernels.Kernel) if kind.__module__.startswith("models.")}
+    assert defined == {type(make()) for make in models.KERNELS.values()}
