@@ -90,7 +90,7 @@ def test_tied_maxima_share_the_gradient_equally():
         np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("channels", [1, 3, 8])
+@pytest.mark.parametrize("channels", [1, 3])
 def test_convolution_gradients_equal_autodiff(channels):
     with jax.enable_x64(True):
         x = jax.random.normal(jax.random.key(7), (3, 6, 5, channels))
@@ -172,16 +172,17 @@ def test_task_batch_norm_standardises_each_task_and_learns_the_running_statistic
 
 
 @pytest.mark.parametrize("name", list(models.BACKBONES))
-def test_shapes_tasks_and_queries_are_independent(name):
-    backbone = models.BACKBONES[name]((28, 28, 1), rngs=nnx.Rngs(0))
-    x = jax.random.uniform(jax.random.key(14), (2, 4, 28, 28, 1))
-    features = apply(backbone, x, True)
-    assert features.shape == (2, 4, backbone.features)
-    np.testing.assert_allclose(apply(backbone, x[:1], True)[0], features[0], rtol=1e-4, atol=1e-5)  # tasks do not mix
-    evaluated = apply(backbone, x, False)
-    np.testing.assert_allclose(
-        apply(backbone, x[:, :1], False), evaluated[:, :1], rtol=1e-4, atol=1e-5
-    )  # nor do queries
+def test_tasks_do_not_mix_in_training_nor_images_in_evaluation(name):
+    width = {} if name == "identity" else {"width": 4}
+    backbone = models.BACKBONES[name]((16, 17, 1), rngs=nnx.Rngs(0), **width)
+    x = jax.random.uniform(jax.random.key(14), (2, 3, 16, 17, 1))
+    train = nnx.jit(lambda backbone, x: backbone(x, True))
+    features, changed = train(backbone, x), train(backbone, x.at[1].multiply(0.5))
+    assert features.shape == (2, 3, backbone.features)
+    np.testing.assert_array_equal(features[0], changed[0])
+    evaluate = nnx.jit(lambda backbone, x: backbone(x, False))
+    features, changed = evaluate(backbone, x), evaluate(backbone, x.at[:, 1:].multiply(0.5))
+    np.testing.assert_array_equal(features[:, 0], changed[:, 0])
 
 
 def test_conv4_feature_sizes_and_too_small_images():

@@ -15,10 +15,10 @@ from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
 from models.gaussian import GaussianPrior, Query
 
 SHAPE = (16, 16, 1)
-CELLS = [("conv4", "cosine"), ("conv4", "poly2"), ("mlp", "cosine-bn"), ("identity", "rbf")]
+CELLS = [("mlp", "cosine-bn"), ("mlp", "poly1"), ("identity", "rbf")]
 
 
-def build(backbone="conv4", kernel="cosine-bn", classes=3):
+def build(backbone="mlp", kernel="cosine-bn", classes=3):
     rngs = nnx.Rngs(0)
     width = {} if backbone == "identity" else {"width": 8}
     network = models.BACKBONES[backbone](SHAPE, rngs=rngs, **width)
@@ -33,9 +33,10 @@ def images(seed, *leading):
 def test_prior_and_query_are_the_kernel_of_the_features(backbone, kernel):
     model = build(backbone, kernel)
     support, query = images(1, 6), images(2, 4)
-    prior, new, together = nnx.jit(
-        lambda model, s, q: (model.prior(s), model.query(s, q), model.prior(jnp.concatenate([s, q])).covariance)
+    prior, new, both = nnx.jit(
+        lambda model, s, q: (model.prior(s), model.query(s, q), model.prior(jnp.concatenate([s, q])))
     )(model, support, query)
+    together = both.covariance
     assert isinstance(prior, GaussianPrior)
     assert isinstance(new, Query)
     tolerance = {"rtol": 1e-4, "atol": 1e-4}
@@ -49,7 +50,7 @@ def test_prior_and_query_are_the_kernel_of_the_features(backbone, kernel):
 
 
 def test_bytes_and_numbers_give_the_same_features():
-    model, x = build("mlp"), images(3, 1, 5)
+    model, x = build(), images(3, 1, 5)
     np.testing.assert_allclose(model(x, False), model(x / 255.0, False), rtol=1e-5, atol=1e-6)
 
 
