@@ -8,12 +8,13 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import ndtri
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
 from models.gaussian import Marginals
@@ -26,10 +27,11 @@ class Points(NamedTuple):
     weights: Float[Array, " M"]
 
 
+@runtime_checkable
 class ExpectationRule(Protocol):
     """What an inference kernel takes as `expectation`."""
 
-    def points(self, key: Key[Array, ""], classes: int, dtype: jnp.dtype) -> Points | None:
+    def points(self, key: Key[Array, ""], classes: int, dtype: DTypeLike) -> Points | None:
         """Nodes for one task, or None for the likelihood's deterministic formula."""
         ...
 
@@ -46,7 +48,7 @@ class MonteCarlo:
                 f"MonteCarlo needs an even number of draws (they come in antithetic pairs), got {self.draws}"
             )
 
-    def points(self, key: Key[Array, ""], classes: int, dtype: jnp.dtype = jnp.float32) -> Points:
+    def points(self, key: Key[Array, ""], classes: int, dtype: DTypeLike = jnp.float32) -> Points:
         """z [M, C], first half and its mirror image."""
         half = self.draws // 2
         shifted = jnp.asarray(_sobol(half, classes), dtype) + jax.random.uniform(key, (classes,), dtype)
@@ -62,7 +64,7 @@ class GaussHermite:
 
     order: int = 20
 
-    def points(self, key: Key[Array, ""], classes: int, dtype: jnp.dtype = jnp.float32) -> Points:
+    def points(self, key: Key[Array, ""], classes: int, dtype: DTypeLike = jnp.float32) -> Points:
         """z [order^C, C]; the key is not used."""
         del key
         if classes > 3:
@@ -79,7 +81,7 @@ class GaussHermite:
 class Exact:
     """The likelihood's own deterministic formula: closed form, or one-dimensional sums to rounding."""
 
-    def points(self, key: Key[Array, ""], classes: int, dtype: jnp.dtype = jnp.float32) -> None:
+    def points(self, key: Key[Array, ""], classes: int, dtype: DTypeLike = jnp.float32) -> None:
         """No nodes."""
         del key, classes, dtype
 
@@ -160,13 +162,13 @@ def _log_gumbel_cdf(threshold: Array, deviation: Array) -> Array:
     return jnp.log(jnp.maximum(jnp.where(wide, broad, narrow), tiny))
 
 
-def _normal_trapezoid(dtype: jnp.dtype, double: bool) -> tuple[Array, Array]:
+def _normal_trapezoid(dtype: DTypeLike, double: bool) -> tuple[Array, Array]:
     nodes = np.linspace(-8.5, 8.5, 61) if double else np.linspace(-5.6, 5.6, 25)
     weights = np.exp(-0.5 * nodes**2)
     return jnp.asarray(nodes, dtype), jnp.asarray(weights / weights.sum(), dtype)
 
 
-def _gumbel_trapezoid(dtype: jnp.dtype, double: bool) -> tuple[Array, Array]:
+def _gumbel_trapezoid(dtype: DTypeLike, double: bool) -> tuple[Array, Array]:
     nodes = np.linspace(-3.8, 34.0, 109) if double else np.linspace(-3.2, 17.0, 35)
     weights = np.exp(-nodes - np.exp(-nodes))
     return jnp.asarray(nodes, dtype), jnp.asarray(weights / weights.sum(), dtype)

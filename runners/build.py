@@ -163,7 +163,7 @@ def load_run(run_dir: str | Path) -> Model:
     """The best model of a run folder. Raises RunError for a folder that is missing or damaged."""
     directory = run_directory.load(Path(run_dir))
     stored = directory.load_weights()
-    config = RunConfig.from_json(directory.config["run"], run_dir=str(run_dir))
+    config = RunConfig.from_json(directory.config, run_dir=str(run_dir))
     model = build_model(config, tuple(directory.config["image_shape"]))
     return with_weights(model, stored, directory.weights)
 
@@ -193,8 +193,8 @@ def _shapes(tree: Any) -> set[tuple[str, tuple[int, ...]]]:
 
 def describe(config: RunConfig) -> str:
     """The choices of a run in words, those made automatically marked by a star."""
-    names = ("dataset", "likelihood", "inference", "objective", "hypergradient", "kernel", "backbone", "way", "shot")
-    names += ("query", "episodes", "tasks_per_step", "inner_steps", "seed")
-    parts = [f"{name} {getattr(config, name)}{'*' if name in config.chosen else ''}" for name in names]
-    overrides = [f"{name}={json.dumps(value)}" for name, value in config.settings.items()]
-    return ", ".join(parts + overrides) + ("  (* chosen automatically)" if config.chosen else "")
+    choices = {name: value for name, value in config.to_json().items() if name not in ("settings", "chosen")}
+    parts = [f"{name} {value}{'*' if name in config.chosen else ''}" for name, value in choices.items()]
+    settings = [f"{name}={json.dumps(value)}" for name, value in config.settings.items()]
+    note = "  (* chosen automatically)" if config.chosen else ""
+    return ", ".join(parts) + note + "\n" + " ".join(settings)

@@ -34,7 +34,7 @@ _NOT_STORED = {"run_dir", "resume", "data_root"}
 class TrainerSettings:
     """Fields of `--set trainer.*`: the optimiser, and how often a run is looked at.
 
-    validate_every: optimiser steps, 0 for a twentieth of the run but at least 100. *_episodes: sizes of the fixed sets
+    validate_every: optimiser steps, 0 for a twentieth of the run but at least 250. *_episodes: sizes of the fixed sets
     of episodes; temperature_classes: training classes that the temperature is fitted on, at most.
     """
 
@@ -59,7 +59,7 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The flags of meta_train.py. None and "auto" are decided by `resolve`, query by the data.
+    """The flags of meta_train.py. "auto" and 0 are decided by `resolve`, query by the data.
 
     settings: values of `--set` by their dotted names. chosen: the fields that were decided automatically.
     """
@@ -73,10 +73,10 @@ class RunConfig:
     backbone: str = "conv4"
     way: int = 5
     shot: int = 1
-    query: int | None = None
-    episodes: int | None = None
+    query: int = 0
+    episodes: int = 0
     tasks_per_step: int = 1
-    inner_steps: int | None = None
+    inner_steps: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     run_dir: str | None = None
@@ -87,7 +87,6 @@ class RunConfig:
     @property
     def steps(self) -> int:
         """Optimiser steps of the run."""
-        assert self.episodes is not None, "resolve() decides the number of episodes"
         return -(-self.episodes // self.tasks_per_step)
 
     @property
@@ -107,20 +106,25 @@ class RunConfig:
     def from_json(cls, stored: Mapping[str, Any], **location: Any) -> "RunConfig":
         """The configuration of a run folder. Raises ConfigError for fields that are missing or not known."""
         known = {entry.name for entry in fields(cls)} - _NOT_STORED
-        if stored.keys() != known:
-            wrong = ", ".join(sorted(stored.keys() ^ known))
-            raise ConfigError(f"expected config.json with the fields of this version, got a difference in {wrong}")
-        return cls(**{**stored, "chosen": tuple(stored["chosen"])}, **location)
+        wrong = known ^ (stored.keys() - {"image_shape"})
+        if wrong:
+            names = ", ".join(sorted(wrong))
+            raise ConfigError(
+                f"expected config.json with the fields of this version, got others ({names}); train again"
+            )
+        return cls(**{name: stored[name] for name in known} | {"chosen": tuple(stored["chosen"])}, **location)
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Check all names and numbers and replace `auto`; `query` stays None until the data are known.
+    """Check all names and numbers and replace `auto`; `query` stays 0 until the data are known.
 
     Raises ConfigError.
     """
     for kind in REGISTRIES:
         _check_name(kind, getattr(config, kind))
-    inference_name = _given(config.inference) or automatic.choose(automatic.INFERENCE, config.likelihood)
+    inference_name = config.inference
+    if _open(inference_name):
+        inference_name = automatic.choose(automatic.INFERENCE, config.likelihood)
     kind = automatic.choose(automatic.KINDS, config.dataset)
     decided: dict[str, Any] = {
         "inference": inference_name,
@@ -130,14 +134,15 @@ def resolve(config: RunConfig) -> RunConfig:
         "episodes": automatic.choose(automatic.EPISODES, config.dataset),
         "inner_steps": automatic.choose(automatic.INNER_STEPS, inference_name),
     }
-    open_fields = {name: value for name, value in decided.items() if _given(getattr(config, name)) is None}
+    open_fields = {name: value for name, value in decided.items() if _open(getattr(config, name))}
     config = replace(config, **open_fields, chosen=config.chosen + tuple(open_fields))
-    for name in ("episodes", "tasks_per_step", "inner_steps", "query"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    for name, least in {"episodes": 1, "tasks_per_step": 1, "inner_steps": 1, "query": 0, "seed": 0}.items():
+        if getattr(config, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
     check_overrides(config.settings, override_targets(config))
-    return replace(config, run_dir=config.run_dir or default_run_dir(config))
+    # All of the trainer's settings are stored: a later version with other defaults resumes a run as it began.
+    settings = {f"trainer.{name}": value for name, value in asdict(config.trainer).items()} | config.settings
+    return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))
 
 
 def override_targets(config: RunConfig) -> dict[str, list[Override]]:
@@ -176,17 +181,21 @@ def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     assert path is not None
     location = {"run_dir": path, "resume": True, "data_root": config.data_root}
     stored = RunConfig.from_json(run_directory.load(Path(path)).config, **location)
-    for name in given.keys() - _NOT_STORED:
-        if given[name] not in (AUTO, None, getattr(stored, name)):
+    wanted = {name: value for name, value in given.items() if name not in _NOT_STORED and not _open(value)}
+    wanted |= wanted.pop("settings", {})
+    for name, value in wanted.items():
+        kept = stored.settings.get(name) if "." in name else getattr(stored, name)
+        if value != kept:
             raise ConfigError(
-                f"run folder {path} was trained with {name} {getattr(stored, name)}, got {given[name]}; "
-                "resume it without that flag, or choose another --run-dir"
+                f"run folder {path} was trained with {name} {kept}, got {value}; resume it without that, or choose "
+                "another --run-dir"
             )
     return stored
 
 
-def _given(value: Any) -> Any:
-    return None if value == AUTO else value
+def _open(value: Any) -> bool:
+    """Left for `resolve` to decide."""
+    return value in (AUTO, 0)
 
 
 def _check_name(kind: str, name: str) -> None:
@@ -207,12 +216,14 @@ class OneLineParser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; try --help")
 
 
-def whole_number_or_auto(text: str) -> int | None:
-    """A whole number, or None for auto."""
-    return None if text == AUTO else int(text)
+def count_or_auto(text: str) -> int:
+    """A whole number from 1, or 0 for auto. Raises ValueError."""
+    if text != AUTO and int(text) < 1:
+        raise ValueError
+    return 0 if text == AUTO else int(text)
 
 
-whole_number_or_auto.__name__ = "whole number"  # argparse names the type in its message
+count_or_auto.__name__ = "number"  # argparse names the type in its message
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -228,10 +239,10 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{kind}", metavar="NAME", help=f"{', '.join(registry)} (default {default})")
     parser.add_argument("--way", type=int, metavar="C", help="classes of a task (default 5)")
     parser.add_argument("--shot", type=int, metavar="S", help="labelled images a class (default 1)")
-    parser.add_argument("--query", type=whole_number_or_auto, metavar="Q", help="queries a class in training")
-    parser.add_argument("--episodes", type=whole_number_or_auto, metavar="N", help="training tasks in all")
+    parser.add_argument("--query", type=count_or_auto, metavar="Q", help="queries a class in training")
+    parser.add_argument("--episodes", type=count_or_auto, metavar="N", help="training tasks in all")
     parser.add_argument("--tasks-per-step", type=int, metavar="T", help="tasks of an optimiser step (default 1)")
-    parser.add_argument("--inner-steps", type=whole_number_or_auto, metavar="n", help="inference steps in training")
+    parser.add_argument("--inner-steps", type=count_or_auto, metavar="n", help="inference steps in training")
     parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="e.g. inference.rho=0.5")
     parser.add_argument("--seed", type=int, help="of the network, the tasks and the inference (default 0)")
     parser.add_argument("--run-dir", metavar="DIR", help="default runs/<dataset>-<likelihood>-...")

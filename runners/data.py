@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key
 
@@ -53,10 +54,9 @@ def check_images(images: Array | np.ndarray, what: str) -> None:
 
 def with_queries(config: RunConfig, splits: Splits) -> RunConfig:
     """Decide `query` where it was left open, and refuse tasks that a split is too small for. Raises DataError."""
-    if config.query is None:
+    if config.query == 0:
         query = queries(splits.train, config.shot, automatic.TRAINING_QUERIES)
         config = replace(config, query=query, chosen=(*config.chosen, "query"))
-    assert config.query is not None
     tasks.check_task_size(splits.train, config.way, config.shot, config.query)
     for dataset in (splits.validation, splits.test):
         tasks.check_task_size(dataset, *test_shape(config, dataset))
@@ -104,4 +104,4 @@ def subset_of_classes(seed: int, dataset: Dataset, count: int) -> Dataset:
     index, counts = np.asarray(dataset.index)[chosen], np.asarray(dataset.counts)[chosen]
     labels = np.repeat(np.arange(len(chosen)), counts)
     positions = np.concatenate([row[:n] for row, n in zip(index, counts, strict=True)])
-    return tasks.make_dataset(np.asarray(tasks.take_images(dataset, positions)), labels)
+    return tasks.make_dataset(np.asarray(tasks.take_images(dataset, jnp.asarray(positions))), labels)

@@ -3,6 +3,7 @@
 python runners/evaluate.py RUN_DIR [--dataset NAME] [--episodes 600] [--json FILE] [...]      every flag: --help
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -13,27 +14,27 @@ from typing import Any
 from inference.outer.checkpoint import CheckpointError
 from runners import automatic, compilation_cache, scoring, tables
 from runners.build import Model, load_run
-from runners.configuration import OneLineParser, whole_number_or_auto
+from runners.configuration import OneLineParser, count_or_auto
 from runners.console import format_seconds, one_line_errors
 from runners.data import EVALUATION_SEED, Shape, calibration_episodes, draw_episodes, load_splits, queries
 from runners.overrides import ConfigError
 from runners.run_directory import RunError
 from tasks import DataError, Dataset
 
-NOT_BUILT_YET = ("calibrate", "corruption", "out_of_episode", "report")
+NOT_BUILT_YET = ("--calibrate", "--corruption", "--out-of-episode", "--report")
 
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """The flags of evaluate.py; None stands for the run's own value."""
+    """The flags of evaluate.py; None and 0 stand for the run's own value, query 0 for 15 or what the data allow."""
 
     run_dir: str
     dataset: str | None = None
     episodes: int = 600
     batches: int = 5
-    way: int | None = None
-    shot: int | None = None
-    query: int | None = None
+    way: int = 0
+    shot: int = 0
+    query: int = 0
     seed: int = EVALUATION_SEED
     json: str | None = None
     data_root: str | None = None
@@ -82,10 +83,6 @@ def _with_temperature(model: Model, shape: Shape, data_root: str | None) -> Mode
 
 
 def _check(config: EvaluationConfig) -> None:
-    for name in ("episodes", "way", "shot", "query"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name} must be at least 1, got {value}")
     if not 1 <= config.batches <= config.episodes:
         raise ConfigError(f"--batches must lie between 1 and --episodes {config.episodes}, got {config.batches}")
 
@@ -99,27 +96,32 @@ def _check_image_shape(model: Model, config: EvaluationConfig, dataset: Dataset)
         )
 
 
+class _NotBuilt(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, flag: str | None = None) -> None:
+        raise ConfigError(f"{flag} is not built yet; leave it out")
+
+
 def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
     """The command line. Raises ConfigError, also for flags that are not built yet."""
     parser = OneLineParser(prog="evaluate.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a run")
     parser.add_argument("--dataset", metavar="NAME", help="another data set with images of the same shape")
-    parser.add_argument("--episodes", type=int, default=600, metavar="N")
+    parser.add_argument("--episodes", type=count_or_auto, default=600, metavar="N")
     parser.add_argument("--batches", type=int, default=5, metavar="N", help="batches for the standard deviation")
-    parser.add_argument("--way", type=int, metavar="C", help="classes of a task (default: as trained)")
-    parser.add_argument("--shot", type=int, metavar="S", help="labelled images a class (default: as trained)")
-    parser.add_argument("--query", type=whole_number_or_auto, metavar="Q", help="queries a class (default 15)")
+    parser.add_argument(
+        "--way", type=count_or_auto, default=0, metavar="C", help="classes of a task (default: as trained)"
+    )
+    parser.add_argument(
+        "--shot", type=count_or_auto, default=0, metavar="S", help="labelled images a class (default: as trained)"
+    )
+    parser.add_argument("--query", type=count_or_auto, default=0, metavar="Q", help="queries a class (default 15)")
     parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="of the episodes (default 0)")
     parser.add_argument("--json", metavar="FILE", help="also write the metrics to this file")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
-    for name in NOT_BUILT_YET:
-        takes_value = {} if name in ("calibrate", "out_of_episode") else {"metavar": "VALUE"}
-        action = "store_true" if not takes_value else "store"
-        parser.add_argument(f"--{name.replace('_', '-')}", action=action, help="not built yet", **takes_value)
+    for flag in NOT_BUILT_YET:
+        parser.add_argument(flag, nargs="?", const=True, dest="not_built", action=_NotBuilt, help="not built yet")
     given = vars(parser.parse_args(arguments))
-    for name in NOT_BUILT_YET:
-        if given.pop(name):
-            raise ConfigError(f"--{name.replace('_', '-')} is not built yet; leave it out")
+    del given["not_built"]
     return EvaluationConfig(**given)
 
 

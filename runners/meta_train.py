@@ -45,11 +45,10 @@ def main(config: RunConfig) -> dict[str, Any]:
 
 def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
     """The run folder: made after everything has been checked, or opened to resume."""
-    model = build_model(config, splits.image_shape)
-    del model
+    build_model(config, splits.image_shape)
     if config.resume:
         return run_directory.load(path)
-    return run_directory.create(path, {"run": config.to_json(), "image_shape": splits.image_shape})
+    return run_directory.create(path, {**config.to_json(), "image_shape": splits.image_shape})
 
 
 def _training(config: RunConfig, splits: Splits, directory: RunDirectory) -> Training:

@@ -23,7 +23,9 @@ class Override(NamedTuple):
     @classmethod
     def of(cls, constructor: Callable) -> list["Override"]:
         """The optional arguments of a constructor that a command line can write down."""
-        parameters = inspect.signature(constructor).parameters.values()
+        # A class's own signature can be hidden by its metaclass (Flax modules).
+        function = constructor.__init__ if isinstance(constructor, type) else constructor
+        parameters = inspect.signature(function).parameters.values()
         candidates = [cls(p.name, p.annotation, p.default) for p in parameters if p.default is not p.empty]
         return [override for override in candidates if override.accepted]
 
@@ -43,7 +45,7 @@ class Override(NamedTuple):
             return float(value)
         if ExpectationRule in accepted and (value == "exact" or type(value) is int):
             return Exact() if value == "exact" else _monte_carlo(value)
-        raise ConfigError(f"--set {self.name}: expected {self._wanted()}, got {value!r} (default {self.default})")
+        raise ConfigError(f"{self.name}: expected {self._wanted()}, got {value!r} (default {self.default})")
 
     def _wanted(self) -> str:
         words = {
@@ -78,7 +80,10 @@ def check_overrides(settings: Mapping[str, Any], targets: Targets) -> None:
         if name not in known:
             listed = ", ".join(f"{group}.{entry}" for entry in known) or "none for this choice"
             raise ConfigError(f"--set {dotted}: no such setting; known: {listed}")
-        known[name].convert(settings[dotted])
+        try:
+            known[name].convert(settings[dotted])
+        except ConfigError as error:
+            raise ConfigError(f"--set {group}.{error}") from error
 
 
 def converted(settings: Mapping[str, Any], targets: list[Override]) -> dict[str, Any]:

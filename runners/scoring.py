@@ -22,7 +22,7 @@ from inference.predictive import predict, temper
 from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
 from runners.build import Model
 from runners.data import Episodes
-from tasks import Dataset
+from tasks import Dataset, TaskIndices
 
 TOLERANCE, MAX_STEPS = 1e-3, 100
 PIXELS_A_CHUNK = 200_000  # of images embedded at once: some 100 MB inside Conv4
@@ -88,7 +88,7 @@ def score(model: Model, features: Float[Array, "I D"], episodes: Episodes, block
     solve = partial(_solve, model.make_inference, model.deep_kernel.kernel, way, hyper, model.likelihood)
     parts = []
     for first in range(0, count, size):
-        part, keys = jax.tree.map(lambda leaf, first=first: _rows(leaf, first, size), (indices, episodes.keys))
+        part, keys = _rows((indices, episodes.keys), first, size)
         parts.append(solve(features[part.x_support], part.y_support, features[part.x_query], keys))
     probabilities, codes = (np.concatenate([np.asarray(part[i]) for part in parts])[:count] for i in (0, 1))
     probabilities, codes = _chance_where_failed(probabilities, codes)
@@ -120,15 +120,18 @@ def nearest_neighbour(dataset: Dataset, episodes: Episodes) -> Scores:
     pixels = images.reshape(len(images), -1).astype(jnp.float32)
 
     @jax.jit
-    def one(support: Array, y: Array, query: Array) -> Array:
+    @jax.vmap
+    def answer(indices: TaskIndices) -> Array:
+        support, query = pixels[indices.x_support], pixels[indices.x_query]
         cross = jnp.matmul(query, support.T, precision=jax.lax.Precision.HIGHEST)
         nearest = jnp.argmin((support**2).sum(-1) - 2 * cross, axis=1)
-        return jax.nn.one_hot(y[nearest], episodes.shape.way)
+        return jax.nn.one_hot(indices.y_support[nearest], episodes.shape.way)
 
-    indices = episodes.indices
-    rows = zip(indices.x_support, indices.y_support, indices.x_query, strict=True)
-    answers = np.stack([one(pixels[support], y, pixels[query]) for support, y, query in rows])
-    return Scores(answers, np.asarray(indices.y_query), np.zeros(len(answers), int), time.perf_counter() - start)
+    count, labels = len(episodes.keys), np.asarray(episodes.indices.y_query)
+    size = max(1, min(50, NUMBERS_A_BLOCK // (labels.shape[1] * pixels.shape[1])))
+    parts = [answer(_rows(episodes.indices, first, size)) for first in range(0, count, size)]
+    answers = np.concatenate([np.asarray(part) for part in parts])[:count]
+    return Scores(answers, labels, np.zeros(count, int), time.perf_counter() - start)
 
 
 def temperature_of(model: Model, dataset: Dataset, episodes: Episodes) -> float:
@@ -144,6 +147,6 @@ def _chance_where_failed(probabilities: np.ndarray, codes: np.ndarray) -> tuple[
     return np.where(failed[:, None, None], even, probabilities), np.where(failed, Code.NON_FINITE, codes)
 
 
-def _rows(array: Array, start: int, count: int) -> Array:
-    """Rows start..start + count - 1; beyond the end the last one is repeated."""
-    return array[np.minimum(np.arange(start, start + count), len(array) - 1)]
+def _rows(tree: Any, start: int, count: int) -> Any:
+    """Rows start..start + count - 1 of every array; beyond the end the last one is repeated."""
+    return jax.tree.map(lambda array: array[np.minimum(np.arange(start, start + count), len(array) - 1)], tree)

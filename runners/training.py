@@ -78,11 +78,12 @@ class Training:
         self.clock = time.perf_counter()
         started_anew = self._restore()
         steps, settings = self.model.config.steps, self.model.config.trainer
-        interval = settings.validate_every or max(steps // 20, 100)
+        interval = settings.validate_every or max(steps // 20, 250)
         advance = self._compile()
         with Interrupted() as interrupted:
             if started_anew:
                 self._row(validated=True)
+                self._save()
             while self.step < steps and interrupted.signal is None:
                 self._advance(advance)
                 validated = self.step % interval == 0 or self.step == steps
@@ -90,7 +91,7 @@ class Training:
                     self._row(validated)
                 if validated:
                     self._save()
-            if self.window:
+            if self.window:  # interrupted between two rows
                 self._check_finite()
                 self._save()
         self.progress.close()
@@ -111,8 +112,14 @@ class Training:
         self.step, held = restored
         self.state = held["state"]
         records = self.directory.read_metrics()
-        self.window = [StepLog(*row) for row in held["window"][: self.step - records[-1]["step"]]]
-        self.seconds = records[-1]["seconds"]
+        last = records[-1] if records else {"step": -1}
+        if not 0 <= self.step - last["step"] < len(held["window"]):
+            raise RunError(
+                f"{self.directory.metrics} ends at step {last['step']}, the newest checkpoint is of step {self.step}; "
+                f"remove {self.directory.path} to start over"
+            )
+        self.window = [StepLog(*row) for row in held["window"][: self.step - last["step"]]]
+        self.seconds = last["seconds"]
         self.failures = sum(record.get("failures", 0) for record in records)
         validated = [record["validation_accuracy"] for record in records if "validation_accuracy" in record]
         self.best = max(validated)

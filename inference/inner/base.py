@@ -6,7 +6,7 @@ K: the outer loop puts the same sites under a new K. Info holds diagnostics of o
 
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +44,14 @@ class Info(NamedTuple):
     clipped: Int[Array, ""]
 
 
+@runtime_checkable
 class State(Protocol):
     """Every state offers its sites; `gradient`, a baseline without sites, raises."""
 
     sites: Sites
 
 
+@runtime_checkable
 class Posterior(Protocol):
     """What prediction and the objectives need of a fitted q(f)."""
 

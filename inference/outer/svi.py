@@ -9,7 +9,7 @@ The network is evaluated once a step, on all images of all tasks. Everything ran
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from models.likelihoods.base import Likelihood
 NETWORK, LIKELIHOOD, LOG = "network", "likelihood", "log"
 
 
+@runtime_checkable
 class LabelledTasks(Protocol):
     """What the outer loop needs of sampled tasks: images [T, N, H, W, Ch] and labels [T, N], support and query."""
 
