@@ -27,7 +27,7 @@ from runners.configuration import RunConfig, override_targets
 from runners.data import check_images
 from runners.overrides import ConfigError, converted
 from runners.run_directory import RunDirectory, RunError
-from tasks import Dataset, sample_task
+from tasks import Dataset, OpenTask, Task, sample_task
 
 Images = UInt8[Array | np.ndarray, "N H W Ch"] | Float[Array | np.ndarray, "N H W Ch"]
 
@@ -106,14 +106,14 @@ def build_trainer(model: Model, dataset: Dataset) -> Trainer:
         config.inner_steps,
     )
 
-    def sampler(key: Key[Array, ""]) -> Any:
-        return sample_task(key, dataset, config.way, config.shot, config.query)
+    def draw(images: Dataset, key: Key[Array, ""]) -> Task | OpenTask:
+        return sample_task(key, images, config.way, config.shot, config.query)
 
     return make_trainer(
         _keys(config.seed)[1],
         model.deep_kernel,
         recipe,
-        sampler,
+        jax.tree_util.Partial(draw, dataset),
         build_optimiser(config),
         classes=config.way,
         tasks_per_step=config.tasks_per_step,

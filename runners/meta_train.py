@@ -90,11 +90,15 @@ def _test(training: Training, splits: Splits) -> dict[str, Any]:
 
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, 2 after an error in one line, 128 + the signal that stopped the run."""
-    with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
-        config = parse(arguments)
-        compilation_cache.enable()
-        result = main(config)
-        return 128 + result["interrupted"] if "interrupted" in result else 0
+    try:
+        with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
+            config = parse(arguments)
+            compilation_cache.enable()
+            result = main(config)
+    except KeyboardInterrupt:  # before or after training, or a second time during it
+        print("stopped at once; checkpoints and weights written so far are complete", file=sys.stderr)
+        return 128 + signal.SIGINT
+    return 128 + result["interrupted"] if "interrupted" in result else 0
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ class Override(NamedTuple):
     def of(cls, constructor: Callable) -> list["Override"]:
         """The optional arguments of a constructor that a command line can write down."""
         # A class's own signature can be hidden by its metaclass (Flax modules).
-        function = constructor.__init__ if isinstance(constructor, type) else constructor
+        function = constructor.__init__ if isinstance(constructor, type) else constructor  # type: ignore[misc]
         parameters = inspect.signature(function).parameters.values()
         candidates = [cls(p.name, p.annotation, p.default) for p in parameters if p.default is not p.empty]
         return [override for override in candidates if override.accepted]

@@ -118,20 +118,22 @@ def nearest_neighbour(dataset: Dataset, episodes: Episodes) -> Scores:
     start = time.perf_counter()
     images = tasks.flat_images(dataset)
     pixels = images.reshape(len(images), -1).astype(jnp.float32)
+    count, (way, _, query) = len(episodes.keys), episodes.shape
+    size = max(1, min(50, NUMBERS_A_BLOCK // (way * query * pixels.shape[1])))
+    blocks = [_rows(episodes.indices, first, size) for first in range(0, count, size)]
+    answers = np.concatenate([np.asarray(_nearest(way, pixels, block)) for block in blocks])[:count]
+    return Scores(answers, np.asarray(episodes.indices.y_query), np.zeros(count, int), time.perf_counter() - start)
 
-    @jax.jit
-    @jax.vmap
-    def answer(indices: TaskIndices) -> Array:
+
+@partial(jax.jit, static_argnums=0)
+def _nearest(way: int, pixels: Array, block: TaskIndices) -> Array:
+    def one(indices: TaskIndices) -> Array:
         support, query = pixels[indices.x_support], pixels[indices.x_query]
         cross = jnp.matmul(query, support.T, precision=jax.lax.Precision.HIGHEST)
         nearest = jnp.argmin((support**2).sum(-1) - 2 * cross, axis=1)
-        return jax.nn.one_hot(indices.y_support[nearest], episodes.shape.way)
+        return jax.nn.one_hot(indices.y_support[nearest], way)
 
-    count, labels = len(episodes.keys), np.asarray(episodes.indices.y_query)
-    size = max(1, min(50, NUMBERS_A_BLOCK // (labels.shape[1] * pixels.shape[1])))
-    parts = [answer(_rows(episodes.indices, first, size)) for first in range(0, count, size)]
-    answers = np.concatenate([np.asarray(part) for part in parts])[:count]
-    return Scores(answers, labels, np.zeros(count, int), time.perf_counter() - start)
+    return jax.vmap(one)(block)
 
 
 def temperature_of(model: Model, dataset: Dataset, episodes: Episodes) -> float:

@@ -138,11 +138,12 @@ class Training:
 
     def _compile(self) -> Callable:
         """The compiled step, timed on a copy of the state so that the estimate comes before the run."""
-        compiled = self.trainer.step.lower(self.state, np.int32(0)).compile()  # type: ignore[attr-defined]
-        copy, _ = compiled(jax.tree.map(jnp.copy, self.state), np.int32(0))
+        step = self.trainer.step
+        compiled = step.lower(self.state, 0).compile()
+        copy, _ = compiled(jax.tree.map(jnp.copy, self.state), 0, step.sampler)
         start = time.perf_counter()
         for _ in range(_TIMED_STEPS):
-            copy, _ = compiled(copy, np.int32(0))
+            copy, _ = compiled(copy, 0, step.sampler)
         jax.block_until_ready(copy)
         seconds = (time.perf_counter() - start) / _TIMED_STEPS
         left = (self.model.config.steps - self.step) * seconds
@@ -150,11 +151,11 @@ class Training:
             f"a step takes {1e3 * seconds:.3g} ms and {format_bytes(_bytes(compiled))} of memory: "
             f"about {format_seconds(left)} of training, validation not counted"
         )
-        return compiled
+        return lambda state, index: compiled(state, index, step.sampler)
 
     def _advance(self, advance: Callable) -> None:
         """One step, dispatched without waiting for it; at most _AHEAD are under way."""
-        self.state, log = advance(self.state, np.int32(self.step))
+        self.state, log = advance(self.state, self.step)
         self.step += 1
         self.window.append(log)
         if len(self.window) > _AHEAD:

@@ -79,7 +79,7 @@ class Trainer(NamedTuple):
     """
 
     init: Callable[[], SVIState]
-    step: Callable[[SVIState, Int[Array, ""] | int], tuple[SVIState, StepLog]]
+    step: "Step"
     module: Callable[[SVIState], tuple[DeepKernel, Likelihood]]
 
 
@@ -95,7 +95,8 @@ def make_trainer(
 ) -> Trainer:
     """Outer loop over the tasks that `sampler` draws, one from each key.
 
-    The task of (step, index) is a function of `key` and nothing else.
+    The task of (step, index) is a function of `key` and nothing else. A sampler that holds images should be a
+    `jax.tree_util.Partial` of them: its arrays are arguments of the compiled step, those of a closure constants in it.
     Raises ValueError for combinations that make no sense (`check_combination`).
     """
     check_combination(recipe.inference(recipe.likelihood), recipe.objective, recipe.hypergradient)
@@ -110,23 +111,25 @@ def make_trainer(
 
     svi = SVI(model, _no_guide, optimiser, loss)
 
-    def batch(index: Array) -> tuple[LabelledTasks, Array]:
+    held = sampler if isinstance(sampler, jax.tree_util.Partial) else jax.tree_util.Partial(sampler)
+
+    def batch(index: Array, sampler: Callable) -> tuple[LabelledTasks, Array]:
         def keys(base: Array) -> Array:
             return jax.random.split(jax.random.fold_in(base, index), tasks_per_step)
 
         return jax.vmap(sampler)(keys(data_key)), keys(loop_key)
 
-    def init() -> SVIState:
-        state = svi.init(init_key, *batch(jnp.asarray(0)))
+    def init(sampler: Callable) -> SVIState:
+        state = svi.init(init_key, *batch(jnp.asarray(0), sampler))
         # One batch has been recorded in the running statistics by then: training starts from the module's own.
-        held = {**state.mutable_state, f"{NETWORK}$state": {"state": nnx.to_pure_dict(rest)}}
+        initial = {**state.mutable_state, f"{NETWORK}$state": {"state": nnx.to_pure_dict(rest)}}
         return state._replace(
-            mutable_state=jax.tree.map(jnp.asarray, held) if nnx.to_pure_dict(rest) else state.mutable_state
+            mutable_state=jax.tree.map(jnp.asarray, initial) if nnx.to_pure_dict(rest) else state.mutable_state
         )
 
     @partial(jax.jit, donate_argnums=0)
-    def step(state: SVIState, index: Int[Array, ""]) -> tuple[SVIState, StepLog]:
-        following, _ = svi.update(state, *batch(index))
+    def step(state: SVIState, index: Int[Array, ""], sampler: Callable) -> tuple[SVIState, StepLog]:
+        following, _ = svi.update(state, *batch(index, sampler))
         # SVI's own key plays no part: held fixed, a state is a function of parameters and step alone.
         return following._replace(rng_key=state.rng_key), following.mutable_state[LOG]["row"]
 
@@ -138,8 +141,22 @@ def make_trainer(
             nnx.update(learned, _restored(rest, state.mutable_state[f"{NETWORK}$state"]["state"]))
         return learned.deep_kernel, recipe.likelihood.with_parameters(values.get(LIKELIHOOD, {}))
 
-    jax.eval_shape(init)  # SVI learns the constraints of its parameters when it is initialised
-    return Trainer(jax.jit(init), step, module)
+    jax.eval_shape(init, held)  # SVI learns the constraints of its parameters when it is initialised
+    return Trainer(partial(jax.jit(init), held), Step(step, held), module)
+
+
+class Step(NamedTuple):
+    """One optimiser step: step(state, index) -> (state, StepLog). The jitted function takes the sampler last."""
+
+    jitted: Any
+    sampler: Callable
+
+    def __call__(self, state: SVIState, index: Int[Array, ""] | int) -> tuple[SVIState, StepLog]:
+        return self.jitted(state, index, self.sampler)
+
+    def lower(self, state: SVIState, index: Int[Array, ""] | int) -> Any:
+        """`jax.jit`'s `lower`; what it compiles to takes (state, index, sampler)."""
+        return self.jitted.lower(state, index, self.sampler)
 
 
 class _Embedding(nnx.Module):
