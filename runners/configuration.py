@@ -39,7 +39,7 @@ class TrainerSettings:
     """
 
     learning_rate: float = 2e-3
-    kernel_learning_rate: float = 1e-3
+    kernel_learning_rate: float = 1e-2
     schedule: str = "cosine"
     log_every: int = 50
     validate_every: int = 0

@@ -7,8 +7,9 @@ q(f) is the prior times diagonal sites. A step moves the sites towards the targe
 
 That is a natural-gradient step of length rho. The full step oscillates where the output scale is large, so rho is
 chosen by the Barzilai-Borwein secant rule in the (diagonal) Fisher metric, rho = <s, s> / <s, y> with s the last step
-and y the change of the direction, at most 1; a step that would lower the ELBO is refused and retried at half its
-length. Each step costs one factorisation and one gradient, refused or not.
+and y the change of the direction; at most 1, at most twice the last one, and FIRST_STEP at first: from the prior, whose
+variances are the largest, the full step overshoots most. A step that would lower the ELBO is refused and retried at
+half its length. Each step costs one factorisation and one gradient, refused or not.
 """
 
 from functools import partial
@@ -34,6 +35,7 @@ from models.expectations import ExpectationRule, MonteCarlo, Points
 from models.gaussian import GaussianPosterior, GaussianPrior, Marginals, Sites, condition, prior_marginals, zero_sites
 from models.likelihoods.base import Likelihood
 
+FIRST_STEP = 0.2  # of 0.1, 0.2, 0.3, 0.5 and 1 the one with the smallest gap after 3 and 5 steps, on average
 SHORTEST_STEP = 1e-3
 
 
@@ -70,7 +72,7 @@ def cvi(
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CVIState:
         points = rule.points(key, prior.mean.shape[0], prior.mean.dtype)
-        first = jnp.asarray(1.0 if rho is None else rho, prior.mean.dtype)
+        first = jnp.asarray(FIRST_STEP if rho is None else rho, prior.mean.dtype)
         target, data, _, _ = _target(likelihood, prior_marginals(prior), y, mask, points)
         return CVIState(zero_sites(prior), target, data, jnp.full_like(data, jnp.inf), first, points)
 
@@ -125,10 +127,10 @@ def _residual(posterior: GaussianPosterior, sites: Sites, slope: Array, target: 
 
 
 def _secant_length(rho: Array, direction: Sites, change: Sites, variance: Array) -> Array:
-    """Barzilai-Borwein length <s, s> / <s, y> with s = rho direction and y = change, within (0, 1]."""
+    """Barzilai-Borwein length <s, s> / <s, y> with s = rho direction and y = change, at most 1 and 2 rho."""
     squared = rho * _inner(variance, direction, direction)
     length = squared / jnp.maximum(_inner(variance, direction, change), jnp.finfo(rho.dtype).tiny)
-    return jnp.where(squared > 0, jnp.clip(length, SHORTEST_STEP, 1.0), 1.0)
+    return jnp.where(squared > 0, jnp.clip(length, SHORTEST_STEP, jnp.minimum(1.0, 2.0 * rho)), 1.0)
 
 
 def _inner(variance: Array, left: Sites, right: Sites) -> Array:
