@@ -29,7 +29,8 @@ from runners.overrides import ConfigError, converted
 from runners.run_directory import RunDirectory, RunError
 from tasks import Dataset, OpenTask, Task, sample_task
 
-Images = UInt8[Array | np.ndarray, "N H W Ch"] | Float[Array | np.ndarray, "N H W Ch"]
+Support = UInt8[Array | np.ndarray, "N H W Ch"] | Float[Array | np.ndarray, "N H W Ch"]
+Queries = UInt8[Array | np.ndarray, "Q H W Ch"] | Float[Array | np.ndarray, "Q H W Ch"]
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ class Model:
         """The inference kernel at the model's likelihood."""
         return self.make_inference(self.likelihood)
 
-    def prior(self, x: Images, classes: int | None = None) -> GaussianPrior:
+    def prior(self, x: Support, classes: int | None = None) -> GaussianPrior:
         """Prior of the latents at images x [N, H, W, Ch]. Raises DataError for NaN or numbers beyond [0, 1]."""
         check_images(x, "the support images")
         return self.deep_kernel.prior(jnp.asarray(x), classes)
 
-    def query(self, x_support: Images, x_query: Images, classes: int | None = None) -> Query:
+    def query(self, x_support: Support, x_query: Queries, classes: int | None = None) -> Query:
         """Query of (G7) from x_support [N, H, W, Ch] to x_query [Q, H, W, Ch]. Raises DataError as `prior`."""
         check_images(x_query, "the query images")
         return self.deep_kernel.query(jnp.asarray(x_support), jnp.asarray(x_query), classes)

@@ -17,6 +17,8 @@ if shared_data.is_dir():
 
 os.environ.setdefault("FEWSHOT_DOWNLOAD", "0")  # a test that misses a file says which, and fetches nothing
 
-from runners import compilation_cache  # noqa: E402 - the hook must be in place first
+from tiny_omniglot import tiny_data, tiny_run  # noqa: E402, F401 - fixtures; the hook must be in place first
+
+from runners import compilation_cache  # noqa: E402
 
 compilation_cache.enable()
