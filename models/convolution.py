@@ -11,7 +11,6 @@ from jaxtyping import Array, Float
 
 EPSILON = 1e-5  # added to every variance of a batch norm
 _CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
-_IMAGE_AXES = (1, 2, 3)  # of [T, N, H, W, D]: statistics belong to one task
 
 
 def _convolve(x: Array, kernel: Array, padding: str | tuple[tuple[int, int], ...]) -> Array:
@@ -60,6 +59,14 @@ def _spread(pooled: Float[Array, "T N h w D"]) -> Float[Array, "T N h 1 w 1 D"]:
     return pooled[:, :, :, None, :, None]
 
 
+def _task_mean(z: Float[Array, "T N H W D"]) -> Float[Array, "T 1 1 1 D"]:
+    """Mean over the images of each task, first within every image: one long float32 sum may lose two digits.
+
+    Two sums would not do: XLA merges them, but not two means.
+    """
+    return z.mean((2, 3), keepdims=True).mean(1, keepdims=True)
+
+
 @jax.custom_vjp
 def norm_relu_pool(
     z: Float[Array, "T N H W D"], scale: Float[Array, " D"], shift: Float[Array, " D"]
@@ -76,8 +83,8 @@ def norm_relu_pool(
 
 
 def _block_forward(z: Array, scale: Array, shift: Array) -> tuple[tuple[Array, Array, Array], tuple[Array, ...]]:
-    mean = z.mean(_IMAGE_AXES, keepdims=True)
-    variance = ((z - mean) ** 2).mean(_IMAGE_AXES, keepdims=True)  # two passes: E[z^2] - E[z]^2 would cancel
+    mean = _task_mean(z)
+    variance = _task_mean((z - mean) ** 2)  # two passes: E[z^2] - E[z]^2 would cancel
     inverse = jax.lax.rsqrt(variance + EPSILON)
     pooled = max_pool(z)
     y = jax.nn.relu((pooled - mean) * (inverse * scale) + shift)
@@ -90,12 +97,12 @@ def _block_backward(saved: tuple[Array, ...], cotangents: tuple[Array, Array, Ar
     z, pooled, mean, inverse, scale, shift = saved
     standard = (pooled - mean) * inverse
     active = jnp.where(standard * scale + shift > 0, cotangents[0], 0.0)
-    to_shift = active.sum(_IMAGE_AXES, keepdims=True)
-    to_scale = (active * standard).sum(_IMAGE_AXES, keepdims=True)
-    count = z.shape[1] * z.shape[2] * z.shape[3]
-    dense = to_shift + to_scale * inverse * (z - mean)
-    to_z = scale * inverse * (_unpool(z, pooled, active) - dense / count)
-    return to_z, to_scale.sum(0).reshape(-1), to_shift.sum(0).reshape(-1)
+    to_shift, to_scale = _task_mean(active), _task_mean(active * standard)
+    kept = pooled[0, 0, :, :, 0].size / z[0, 0, :, :, 0].size
+    dense = kept * (to_shift + to_scale * inverse * (z - mean))
+    to_z = scale * inverse * (_unpool(z, pooled, active) - dense)
+    count = pooled[0, ..., 0].size
+    return to_z, count * to_scale.sum(0).reshape(-1), count * to_shift.sum(0).reshape(-1)
 
 
 def _unpool(

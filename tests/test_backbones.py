@@ -133,6 +133,14 @@ def test_variance_survives_a_large_mean_in_float32():
     np.testing.assert_allclose(variance[0], exact.var((0, 1, 2, 3)), rtol=1e-4)
 
 
+def test_statistics_of_many_pixels_keep_float32_accuracy():
+    z = jax.random.uniform(jax.random.key(16), (1, 85, 28, 28, 2)) + 1.0
+    _, mean, variance = jax.jit(norm_relu_pool)(z, jnp.ones(2), jnp.zeros(2))
+    exact = np.asarray(z, np.float64)
+    np.testing.assert_allclose(mean[0], exact.mean((0, 1, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(variance[0], exact.var((0, 1, 2, 3)), rtol=5e-6)
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_block_in_both_modes_equals_plain_layers(train):
     block = random_block()

@@ -1,0 +1,138 @@
+"""Conv4 against the same network in plain layers: forward, and forward with backward, on 85 images of 28x28.
+
+    python benchmarks/backbone.py [--repeats 20] [--steps 3]
+
+Plain is what one writes first: convolution, batch norm, ReLU, reduce-window pooling, all left to autodiff. Each program
+is compiled first (time printed apart), then all are timed in turns, so that they meet the same load of the machine.
+Training runs steps in a `lax.scan`; --steps is the length of that loop. The plain backward pass in such a loop is timed
+once only: XLA's CPU compiler makes its convolutions' gradients scalar code. PyTorch is compared where it is installed.
+One core: put `taskset -c 0` in front.
+"""
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from models import Conv4
+from models.convolution import EPSILON, max_pool
+
+IMAGES, SHAPE = 85, (28, 28, 1)
+
+
+def main() -> None:
+    """Prints milliseconds (median and minimum) and the ratio of each program to ours."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=3)
+    arguments = parser.parse_args()
+    report("forward", {"ours": ours(), "plain": plain()}, arguments.repeats)
+    contestants = {"ours": gradient(ours()), "plain": gradient(plain())}
+    if importlib.util.find_spec("torch"):
+        contestants["torch"] = torch_step()
+    report("forward and backward, one call", contestants, arguments.repeats)
+    looped = {name: loop(gradient(make()), arguments.steps) for name, make in (("ours", ours), ("plain", plain))}
+    report(f"forward and backward, {arguments.steps} steps in a scan", looped, 1)
+
+
+def report(title: str, contestants: dict[str, Callable[[], object]], repeats: int) -> None:
+    """Compile all, time all in turns, print one line each."""
+    compiled = {name: clock(run) for name, run in contestants.items()}
+    times = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            times[name].append(1e3 * clock(run))
+    print(title)
+    for name, values in times.items():
+        ratio = np.median(np.divide(values, times["ours"]))
+        speed = f"median {np.median(values):8.1f} ms, minimum {min(values):8.1f} ms, {ratio:5.2f} times ours"
+        print(f"  {name:6s} {speed} (compiled and run once in {compiled[name]:.1f} s)")
+
+
+def clock(run: Callable[[], object]) -> float:
+    """Seconds until the result is there."""
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+
+
+class Program:
+    """A network as a function of its parameters: call it for one compiled evaluation."""
+
+    def __init__(self, apply: Callable, parameters: object):
+        self.apply, self.parameters = apply, parameters
+        self.x = jax.random.uniform(jax.random.key(0), (1, IMAGES, *SHAPE))
+        self.compiled = jax.jit(apply)
+
+    def __call__(self) -> object:
+        return self.compiled(self.parameters, self.x)
+
+
+def ours() -> Program:
+    """Conv4 with batch statistics."""
+    graph, parameters, rest = nnx.split(Conv4(SHAPE, rngs=nnx.Rngs(0)), nnx.Param, ...)
+    return Program(lambda parameters, x: nnx.merge(graph, parameters, rest, copy=True)(x, True), parameters)
+
+
+def plain() -> Program:
+    """The same four blocks without custom gradients."""
+    parameters = nnx.to_pure_dict(nnx.state(Conv4(SHAPE, rngs=nnx.Rngs(0)), nnx.Param))
+
+    def apply(parameters: dict, x: jax.Array) -> jax.Array:
+        for block in parameters.values():
+            z = jax.lax.conv_general_dilated(
+                x[0], block["kernel"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+            z = (z - z.mean((0, 1, 2))) * jax.lax.rsqrt(z.var((0, 1, 2)) + EPSILON)
+            x = max_pool(jax.nn.relu(z * block["norm"]["scale"] + block["norm"]["shift"])[None])
+        return x.reshape(1, IMAGES, -1)
+
+    return Program(apply, parameters)
+
+
+def gradient(program: Program) -> Program:
+    """Gradient of a scalar of the features in all parameters."""
+    weights = jax.random.normal(jax.random.key(1), (1, IMAGES, 64))
+    return Program(jax.grad(lambda parameters, x: (weights * program.apply(parameters, x)).sum()), program.parameters)
+
+
+def loop(program: Program, steps: int) -> Program:
+    """`steps` gradient steps in one compiled loop."""
+
+    def apply(parameters: object, x: jax.Array) -> object:
+        def step(parameters: object, _: None) -> tuple[object, None]:
+            moved = jax.tree.map(lambda p, g: p - 1e-3 * g, parameters, program.apply(parameters, x))
+            return moved, None
+
+        return jax.lax.scan(step, parameters, None, length=steps)[0]
+
+    return Program(apply, program.parameters)
+
+
+def torch_step() -> Callable[[], object]:
+    """The same network, forward and backward, in PyTorch on the CPU."""
+    import torch
+
+    layers, channels = [], SHAPE[-1]
+    for _ in range(4):
+        convolution = torch.nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        layers += [convolution, torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+        channels = 64
+    network = torch.nn.Sequential(*layers)
+    x, weights = torch.rand(IMAGES, SHAPE[-1], *SHAPE[:2]), torch.randn(IMAGES, 64, 1, 1)
+
+    def run() -> object:
+        network.zero_grad()
+        (weights * network(x)).sum().backward()
+        return jnp.zeros(())
+
+    return run
+
+
+if __name__ == "__main__":
+    main()
