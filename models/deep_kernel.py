@@ -28,7 +28,9 @@ class DeepKernel(nnx.Module):
 
     def __init__(self, backbone: Backbone, kernel: Kernel, *, rngs: nnx.Rngs, classes: int | None = None):
         self.backbone, self.kernel, self.classes = backbone, kernel, classes
-        self.hyper = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in kernel.initial().items()})
+        self.hyper = nnx.Dict(
+            {name: nnx.Param(jnp.asarray(value, jnp.result_type(float))) for name, value in kernel.initial().items()}
+        )
         self.norm = TaskBatchNorm(backbone.features, affine=kernel.affine) if kernel.normalise_features else None
 
     def hyperparameters(self) -> Hyper:

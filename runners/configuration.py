@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import inference
 import models
 from runners import automatic, run_directory
-from runners.overrides import ConfigError, Override, check_overrides, parse_override
+from runners.overrides import ConfigError, Override, check_overrides, converted, parse_override
 
 AUTO = "auto"
 PLANNED = {
@@ -92,7 +92,7 @@ class RunConfig:
     @property
     def trainer(self) -> TrainerSettings:
         """The settings of `--set trainer.*`."""
-        return TrainerSettings(**self.overrides("trainer"))
+        return TrainerSettings(**converted(self.overrides("trainer"), Override.of(TrainerSettings)))
 
     def overrides(self, group: str) -> dict[str, Any]:
         """The settings `group.name` by name."""

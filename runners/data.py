@@ -47,7 +47,8 @@ def check_images(images: Array | np.ndarray, what: str) -> None:
         return
     if not np.issubdtype(images.dtype, np.floating):
         raise DataError(f"expected {what} as bytes or numbers in [0, 1], got {images.dtype}; convert them to uint8")
-    low, high = float(np.min(images)), float(np.max(images))
+    values = np.asarray(images)  # NumPy's extremes are nan if any value is; XLA's on CPU are not
+    low, high = float(values.min()), float(values.max())
     if not (low >= 0 and high <= 1):  # written so that nan is refused
         raise DataError(f"expected {what} within [0, 1], got values from {low} to {high}; remove NaN and rescale them")
 

@@ -83,6 +83,8 @@ def _with_temperature(model: Model, shape: Shape, data_root: str | None) -> Mode
 
 
 def _check(config: EvaluationConfig) -> None:
+    if config.json and not Path(config.json).absolute().parent.is_dir():
+        raise ConfigError(f"expected --json in a folder that exists, got {config.json}; make the folder first")
     if not 1 <= config.batches <= config.episodes:
         raise ConfigError(f"--batches must lie between 1 and --episodes {config.episodes}, got {config.batches}")
 

@@ -44,8 +44,14 @@ class Override(NamedTuple):
         if float in accepted and type(value) is int:
             return float(value)
         if ExpectationRule in accepted and (value == "exact" or type(value) is int):
-            return Exact() if value == "exact" else _monte_carlo(value)
+            return Exact() if value == "exact" else self._monte_carlo(value)
         raise ConfigError(f"{self.name}: expected {self._wanted()}, got {value!r} (default {self.default})")
+
+    def _monte_carlo(self, draws: int) -> MonteCarlo:
+        try:
+            return MonteCarlo(draws)
+        except ValueError as error:
+            raise ConfigError(f"{self.name}: {error}") from error
 
     def _wanted(self) -> str:
         words = {
@@ -91,13 +97,6 @@ def converted(settings: Mapping[str, Any], targets: list[Override]) -> dict[str,
     return {
         override.name: override.convert(settings[override.name]) for override in targets if override.name in settings
     }
-
-
-def _monte_carlo(draws: int) -> MonteCarlo:
-    try:
-        return MonteCarlo(draws)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
 
 
 def _plain(text: str) -> Any:

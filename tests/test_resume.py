@@ -1,6 +1,7 @@
 """A run that is killed or interrupted and then resumed ends as the run that never was, bit for bit."""
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -14,7 +15,7 @@ import tiny_omniglot
 
 from inference.outer import checkpoint
 from runners import meta_train, run_directory
-from runners.training import WALL_CLOCK
+from runners.training import WALL_CLOCK, Interrupted, Training
 
 RUNNER = Path(__file__).resolve().parents[1] / "runners" / "meta_train.py"
 LAST = tiny_omniglot.FLAGS["episodes"]
@@ -75,21 +76,45 @@ def assert_identical(path, whole):
         assert array.dtype == arrays[name].dtype and array.tobytes() == arrays[name].tobytes(), name
 
 
-def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(start, tiny_run, tiny_data, tmp_path, capfd):
+def interrupt_after(monkeypatch, step):
+    """Ctrl-C comes while the given step runs."""
+    advance = Training._advance
+
+    def advance_and_interrupt(training, compiled):
+        advance(training, compiled)
+        if training.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(Training, "_advance", advance_and_interrupt)
+
+
+def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
+    start, tiny_run, tiny_data, tmp_path, capfd, monkeypatch
+):
     path = tmp_path / "stopped"
-    code, printed = stop_after(start(path, *tiny_omniglot.arguments()), path, 4, signal.SIGINT)
-    assert code == 128 + signal.SIGINT, printed
-    stopped_at = checkpoint.steps(path / "checkpoints")[-1]
-    assert printed.endswith(f"stopped by SIGINT after step {stopped_at}; go on with --resume --run-dir {path}\n")
+    where = ["--run-dir", str(path), "--data-root", tiny_data]
+    interrupt_after(monkeypatch, 7)  # between two rows of the metrics, and between two validations
+    assert meta_train.command_line([*tiny_omniglot.arguments(), *where]) == 128 + signal.SIGINT
+    printed = capfd.readouterr().out
+    assert printed.endswith(f"stopped by SIGINT after step 7; go on with --resume --run-dir {path}\n")
+    assert checkpoint.steps(path / "checkpoints") == [6, 7]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     code, printed = stop_after(start(path, "--resume"), path, 12, signal.SIGKILL)
     assert code == -signal.SIGKILL, printed
-    assert f"resumed after step {stopped_at} of {LAST}" in printed
     assert 12 <= last_step(path) < LAST
 
-    assert meta_train.command_line(["--resume", "--run-dir", str(path), "--data-root", tiny_data]) == 0
+    assert meta_train.command_line(["--resume", *where]) == 0
     assert capfd.readouterr().err == ""
     assert_identical(path, tiny_run.path)
+
+
+def test_a_second_interrupt_stops_at_once():
+    with pytest.raises(KeyboardInterrupt), Interrupted() as interrupted:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted.signal == signal.SIGINT
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 @pytest.mark.slow

@@ -1,0 +1,153 @@
+"""Flags, `auto` and `--set`: what is chosen, what is refused and in which words."""
+
+import json
+from dataclasses import fields, replace
+
+import optax
+import pytest
+
+import inference
+import models
+from models.expectations import Exact, MonteCarlo
+from runners import build
+from runners.configuration import PLANNED, REGISTRIES, RunConfig, TrainerSettings, override_targets, parse, resolve
+from runners.overrides import ConfigError, converted, parse_override
+
+
+def refused(*flags):
+    with pytest.raises(ConfigError) as error:
+        resolve(parse(flags))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_defaults_are_decided_and_marked():
+    config = resolve(parse([]))
+    assert config.dataset == "glyphs" and config.inference == "cvi" and config.query == 0
+    assert {"inference", "objective", "hypergradient", "kernel", "episodes", "inner_steps"} == set(config.chosen)
+    assert resolve(parse(["--likelihood", "gaussian"])).inference == "exact"
+    assert resolve(parse(["--inference", "gradient"])).hypergradient == "unroll"
+    assert config.run_dir == "runs/glyphs-softmax-cvi-5way-1shot-0"
+
+
+@pytest.mark.parametrize("likelihood", models.LIKELIHOODS)
+@pytest.mark.parametrize("algorithm", ["auto", *inference.INFERENCE])
+def test_every_pair_has_defaults_or_is_refused_with_the_reason(likelihood, algorithm):
+    config = resolve(parse(["--likelihood", likelihood, "--inference", algorithm, "--backbone", "identity"]))
+    try:
+        build.build_model(replace(config, query=1), (4, 4, 1))
+    except ConfigError as error:
+        assert (likelihood, algorithm) == ("softmax", "exact")
+        assert "exact" in str(error) and "Softmax" in str(error)  # the run-time type checker may speak first
+
+
+def test_explicit_auto_is_the_default():
+    flags = ["--inference", "auto", "--query", "auto", "--episodes", "auto", "--inner-steps", "auto"]
+    assert resolve(parse(flags)) == resolve(parse([]))
+
+
+def test_a_configuration_survives_its_file():
+    config = resolve(parse(["--set", "trainer.learning_rate=0.5", "inference.expectation=exact"]))
+    stored = json.loads(json.dumps(config.to_json()))
+    assert RunConfig.from_json(stored, run_dir=config.run_dir) == config
+    # Defaults of the trainer are stored too: they may change in a later version.
+    assert {f"trainer.{entry.name}" for entry in fields(TrainerSettings)} <= stored["settings"].keys()
+    with pytest.raises(ConfigError, match=r"got others \(way\); train again"):
+        RunConfig.from_json({name: value for name, value in stored.items() if name != "way"})
+
+
+@pytest.mark.parametrize("kind", REGISTRIES)
+def test_unknown_names_list_the_known_ones(kind):
+    message = refused(f"--{kind}", "foo")
+    assert message == f"expected a known {kind}, got 'foo'; known: {', '.join(REGISTRIES[kind])}"
+    for name in PLANNED.get(kind, ()):
+        assert refused(f"--{kind}", name).startswith(f"{kind} {name!r} is not built yet; known: ")
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--foo"], "unrecognized arguments: --foo; try --help"),
+        (["--way", "many"], "argument --way: invalid int value: 'many'; try --help"),
+        (["--episodes", "0"], "argument --episodes: invalid number value: '0'; try --help"),
+        (["--query", "-3"], "argument --query: invalid number value: '-3'; try --help"),
+        (["--tasks-per-step", "0"], "--tasks-per-step must be at least 1, got 0"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--set", "rho=1"], "expected --set group.name=value, got 'rho=1'; e.g. --set inference.rho=0.5"),
+        (
+            ["--set", "foo.rho=1"],
+            "--set foo.rho: expected one of the groups inference, likelihood, kernel, backbone, trainer, got 'foo'",
+        ),
+        (
+            ["--set", "inference.foo=1"],
+            "--set inference.foo: no such setting; known: inference.rho, inference.expectation",
+        ),
+        (
+            ["--likelihood", "gaussian", "--set", "inference.rho=1"],
+            "--set inference.rho: no such setting; known: none for this choice",
+        ),
+        (["--set", "inference.rho=fast"], "--set inference.rho: expected a number or none, got 'fast' (default None)"),
+        (["--set", "backbone.width=1.5"], "--set backbone.width: expected a whole number, got 1.5 (default 64)"),
+        (["--set", "trainer.schedule=linear"], "trainer.schedule must be constant or cosine, got 'linear'"),
+        (["--set", "trainer.learning_rate=-1"], "trainer.learning_rate must be positive, got -1.0"),
+        (
+            ["--set", "inference.expectation=3"],
+            "--set inference.expectation: MonteCarlo needs an even number of draws (they come in antithetic pairs), "
+            "got 3",
+        ),
+    ],
+)
+def test_bad_flags_are_refused_in_one_line(flags, message):
+    assert refused(*flags) == message
+
+
+def test_settings_reach_the_constructors():
+    flags = ["--likelihood", "gaussian", "--kernel", "poly1", "--backbone", "mlp"]
+    settings = ["likelihood.noise=0.5", "kernel.log_offset=1", "kernel.degree=2", "backbone.width=7"]
+    config = replace(resolve(parse([*flags, "--set", *settings])), query=1)
+    model = build.build_model(config, (4, 4, 1))
+    assert model.likelihood.noise == 0.5
+    assert float(model.deep_kernel.hyperparameters()["log_offset"]) == 1.0
+    assert model.deep_kernel.kernel.degree == 2
+    assert model.deep_kernel.backbone.features == 7
+
+
+def test_an_expectation_rule_is_named_by_its_number_of_draws():
+    targets = override_targets(resolve(RunConfig()))["inference"]
+    assert converted({"expectation": 64, "rho": 1}, targets) == {"expectation": MonteCarlo(64), "rho": 1.0}
+    assert converted({"expectation": "exact", "rho": None}, targets) == {"expectation": Exact(), "rho": None}
+
+
+@pytest.mark.parametrize(
+    "text, value", [("a.b=1", 1), ("a.b=1e-3", 1e-3), ("a.b=true", True), ("a.b=None", None), ("a.b=x=y", "x=y")]
+)
+def test_values_are_read_as_numbers_and_words(text, value):
+    name, parsed = parse_override(text)
+    assert name == "a.b" and parsed == value and type(parsed) is type(value)
+
+
+def test_network_and_hyper_parameters_have_their_own_rates():
+    config = resolve(
+        parse(["--set", "trainer.learning_rate=0.5", "trainer.kernel_learning_rate=0.1", "trainer.schedule=constant"])
+    )
+    optimiser = build.build_optimiser(config)
+    deep_kernel = {"backbone": {"kernel": 1.0}, "hyper": {"log_scale": 1.0}, "norm": {"scale": 1.0}}
+    params = {"network$params": {"deep_kernel": deep_kernel}, "likelihood": {"log_noise": 1.0}}
+    updates, _ = optimiser.update(params, optimiser.init(params), params)
+    moved = optax.apply_updates(params, updates)
+    assert moved["likelihood"]["log_noise"] == pytest.approx(0.9, abs=1e-5)
+    moved = moved["network$params"]["deep_kernel"]
+    assert moved["hyper"]["log_scale"] == pytest.approx(0.9, abs=1e-5)
+    assert moved["backbone"]["kernel"] == moved["norm"]["scale"] == pytest.approx(0.5, abs=1e-5)
+
+
+def test_the_cosine_schedule_ends_at_zero_after_the_last_step():
+    config = resolve(parse(["--set", "trainer.schedule=cosine", "--episodes", "4"]))
+    optimiser = build.build_optimiser(config)
+    params = {"w": 1.0}
+    state, sizes = optimiser.init(params), []
+    for _ in range(5):
+        updates, state = optimiser.update({"w": 1.0}, state, params)
+        sizes.append(-float(updates["w"]))
+    assert sizes == sorted(sizes, reverse=True) and sizes[3] > 0
+    assert sizes[4] == pytest.approx(0.0, abs=1e-9)
