@@ -1,0 +1,98 @@
+"""The NumPyro model of one task: its density (L7), the shapes and the moments of its draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro import handlers
+from numpyro.infer import Predictive
+from numpyro.infer.util import log_density
+from problems import double, problem
+from scipy.stats import norm
+
+from models import LIKELIHOODS
+from models.generative import classification_model
+from models.likelihoods import LabelRegression, Softmax
+
+CLASSES, POINTS = 3, 9
+DRAWS = 4000
+
+
+@double
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])  # without and with features
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_log_density_is_prior_plus_log_likelihood(name, kernel):
+    """L7. A non-zero prior mean; for `linear` N > D, so that K is singular and f has no density but u has one."""
+    task, likelihood = problem(0, kernel=kernel, features=4), LIKELIHOODS[name]()
+    rank = 4 if kernel == "linear" else POINTS
+    u = np.random.default_rng(1).normal(size=(CLASSES, rank))
+
+    @jax.jit
+    def density(u):
+        value, trace = log_density(classification_model, (task.prior, likelihood, task.y), {}, {"u": u})
+        return value, trace["f"]["value"]
+
+    value, f = density(u)
+    assert f.shape == (CLASSES, POINTS)
+    likelihood_part = np.sum(likelihood.log_prob(task.y, f))
+    np.testing.assert_allclose(value, norm.logpdf(u).sum() + likelihood_part, rtol=1e-12)
+
+
+@pytest.fixture(scope="module", params=LIKELIHOODS)
+def drawn(request):
+    """A task whose first two points are one image twice, its likelihood, and its prior predictive draws."""
+    likelihood, task = LIKELIHOODS[request.param](), problem(3, scale=2.0)
+    twice = np.array([0, 0, *range(2, POINTS)])
+    prior = task.prior._replace(covariance=task.prior.covariance[np.ix_(twice, twice)])
+    predictive = Predictive(classification_model, num_samples=DRAWS)
+    draws = jax.jit(lambda key, prior: predictive(key, prior, likelihood))(jax.random.key(2), prior)
+    return prior, likelihood, *jax.device_get((draws["f"], draws["y"]))
+
+
+def within_five_errors(samples, reference):
+    """The mean of samples [DRAWS, ...] against its expectation."""
+    return (np.abs(samples.mean(0) - reference) < 5 * samples.std(0) / np.sqrt(DRAWS)).all()
+
+
+def test_latents_of_the_prior_predictive_have_the_moments_of_the_prior(drawn):
+    prior, _, f, _ = drawn
+    assert f.shape == (DRAWS, CLASSES, POINTS)
+    centred = f - prior.mean
+    assert within_five_errors(f, prior.mean)
+    assert within_five_errors(centred[:, :, :, None] * centred[:, :, None, :], prior.covariance)
+    assert within_five_errors(centred[:, 0] * centred[:, 1], 0.0)  # classes are independent
+    np.testing.assert_allclose(f[:, :, 0], f[:, :, 1], atol=2e-3)  # one image, one latent
+
+
+def test_labels_of_the_prior_predictive_follow_the_latents(drawn):
+    _, likelihood, f, y = drawn
+    assert y.shape == (DRAWS, *likelihood.observed(jnp.zeros(POINTS, jnp.int32), CLASSES).shape)
+    if isinstance(likelihood, LabelRegression):
+        residuals = y - f
+        np.testing.assert_allclose(residuals.var(), likelihood.noise, rtol=5 * np.sqrt(2 / residuals.size))
+        assert within_five_errors(residuals, 0.0)
+    else:
+        assert y.min() == 0 and y.max() == CLASSES - 1
+        probabilities = np.exp(f) / np.exp(f).sum(1, keepdims=True)
+        assert within_five_errors((np.arange(CLASSES)[:, None] == y[:, None, :]) - probabilities, 0.0)
+
+
+def test_sample_sites_of_the_model():
+    task = problem(7)
+    traces = []
+
+    @jax.jit
+    def run(key, prior, y):
+        traces.append(handlers.trace(handlers.seed(classification_model, key)).get_trace(prior, Softmax(), y))
+        return {name: site["value"] for name, site in traces[-1].items()}
+
+    values = run(jax.random.key(0), task.prior, task.y)
+    trace = traces[-1]
+    assert {name: site["type"] for name, site in trace.items()} == {
+        "u": "sample",
+        "f": "deterministic",
+        "y": "sample",
+    }
+    assert trace["y"]["is_observed"] and not trace["u"]["is_observed"]
+    np.testing.assert_array_equal(values["y"], task.y)
+    assert values["u"].dtype == jnp.float32
