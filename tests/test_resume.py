@@ -93,11 +93,12 @@ def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
 ):
     path = tmp_path / "stopped"
     where = ["--run-dir", str(path), "--data-root", tiny_data]
-    interrupt_after(monkeypatch, 7)  # between two rows of the metrics, and between two validations
+    interrupt_after(monkeypatch, 5)  # between two rows of the metrics, and before a validation that is not the best
+    assert "temperature" not in next(row for row in rows(tiny_run.path) if row["step"] == 6)
     assert meta_train.command_line([*tiny_omniglot.arguments(), *where]) == 128 + signal.SIGINT
     printed = capfd.readouterr().out
-    assert printed.endswith(f"stopped by SIGINT after step 7; go on with --resume --run-dir {path}\n")
-    assert checkpoint.steps(path / "checkpoints") == [6, 7]
+    assert printed.endswith(f"stopped by SIGINT after step 5; go on with --resume --run-dir {path}\n")
+    assert checkpoint.steps(path / "checkpoints") == [0, 5]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     code, printed = stop_after(start(path, "--resume"), path, 12, signal.SIGKILL)
