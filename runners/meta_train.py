@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, run_directory, scoring, tables
+from runners import baselines, compilation_cache, run_directory, scoring, tables
 from runners.build import build_model, build_trainer, describe, with_weights
 from runners.configuration import RunConfig, parse, resolve
 from runners.console import Progress, one_line_errors
@@ -74,12 +74,13 @@ def _test(training: Training, splits: Splits) -> dict[str, Any]:
     shape = test_shape(config, splits.test)
     episodes = draw_episodes(EVALUATION_SEED, "test", splits.test, shape, config.trainer.test_episodes)
     raw = scoring.score(best, scoring.embed(best.deep_kernel, splits.test), episodes)
+    untrained = baselines.with_statistics(untrained, splits.train)
     start = scoring.score(untrained, scoring.embed(untrained.deep_kernel, splits.test), episodes)
     results = {
         "trained": raw.tempered(best.temperature).summary(),
         "trained, raw (temperature 1)": raw.summary(),
         "untrained network": start.summary(),
-        "1-nearest neighbour on pixels": scoring.nearest_neighbour(splits.test, episodes).accuracies(),
+        "1-nearest neighbour on pixels": baselines.nearest_neighbour(splits.test, episodes).accuracies(),
     }
     print(tables.heading(config.dataset, shape, len(episodes.keys), splits.test.classes))
     print(tables.metrics_table(results))

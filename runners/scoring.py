@@ -22,7 +22,7 @@ from inference.predictive import predict, temper
 from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
 from runners.build import Model
 from runners.data import Episodes
-from tasks import Dataset, TaskIndices
+from tasks import Dataset
 
 TOLERANCE, MAX_STEPS = 1e-3, 100
 PIXELS_A_CHUNK = 200_000  # of images embedded at once: some 100 MB inside Conv4
@@ -68,7 +68,7 @@ def embed_images(deep_kernel: DeepKernel, images: Array, chunk: int | None = Non
     graph, state = nnx.split(deep_kernel)
     height, width = images.shape[1:3]
     size = chunk or max(8, PIXELS_A_CHUNK // (height * width))
-    parts = [_embed(graph, state, _rows(images, start, size)) for start in range(0, len(images), size)]
+    parts = [_embed(graph, state, rows(images, start, size)) for start in range(0, len(images), size)]
     return jnp.concatenate(parts)[: len(images)]
 
 
@@ -88,7 +88,7 @@ def score(model: Model, features: Float[Array, "I D"], episodes: Episodes, block
     solve = partial(_solve, model.make_inference, model.deep_kernel.kernel, way, hyper, model.likelihood)
     parts = []
     for first in range(0, count, size):
-        part, keys = _rows((indices, episodes.keys), first, size)
+        part, keys = rows((indices, episodes.keys), first, size)
         parts.append(solve(features[part.x_support], part.y_support, features[part.x_query], keys))
     probabilities, codes = (np.concatenate([np.asarray(part[i]) for part in parts])[:count] for i in (0, 1))
     probabilities, codes = _chance_where_failed(probabilities, codes)
@@ -113,29 +113,6 @@ def _solve(
     return jax.vmap(one)(support, y, query, keys)
 
 
-def nearest_neighbour(dataset: Dataset, episodes: Episodes) -> Scores:
-    """Every query gets the label of the support image nearest in pixels (Euclidean), with probability 1."""
-    start = time.perf_counter()
-    images = tasks.flat_images(dataset)
-    pixels = images.reshape(len(images), -1).astype(jnp.float32)
-    count, (way, _, query) = len(episodes.keys), episodes.shape
-    size = max(1, min(50, NUMBERS_A_BLOCK // (way * query * pixels.shape[1])))
-    blocks = [_rows(episodes.indices, first, size) for first in range(0, count, size)]
-    answers = np.concatenate([np.asarray(_nearest(way, pixels, block)) for block in blocks])[:count]
-    return Scores(answers, np.asarray(episodes.indices.y_query), np.zeros(count, int), time.perf_counter() - start)
-
-
-@partial(jax.jit, static_argnums=0)
-def _nearest(way: int, pixels: Array, block: TaskIndices) -> Array:
-    def one(indices: TaskIndices) -> Array:
-        support, query = pixels[indices.x_support], pixels[indices.x_query]
-        cross = jnp.matmul(query, support.T, precision=jax.lax.Precision.HIGHEST)
-        nearest = jnp.argmin((support**2).sum(-1) - 2 * cross, axis=1)
-        return jax.nn.one_hot(indices.y_support[nearest], way)
-
-    return jax.vmap(one)(block)
-
-
 def temperature_of(model: Model, dataset: Dataset, episodes: Episodes) -> float:
     """The one temperature of a model: fitted on queries of training-class episodes, in evaluation mode."""
     scores = score(model, embed(model.deep_kernel, dataset), episodes)
@@ -149,6 +126,6 @@ def _chance_where_failed(probabilities: np.ndarray, codes: np.ndarray) -> tuple[
     return np.where(failed[:, None, None], even, probabilities), np.where(failed, Code.NON_FINITE, codes)
 
 
-def _rows(tree: Any, start: int, count: int) -> Any:
+def rows(tree: Any, start: int, count: int) -> Any:
     """Rows start..start + count - 1 of every array; beyond the end the last one is repeated."""
     return jax.tree.map(lambda array: array[np.minimum(np.arange(start, start + count), len(array) - 1)], tree)

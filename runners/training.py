@@ -10,16 +10,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from evaluation import metrics
 from inference.outer import checkpoint
 from inference.outer.svi import StepLog, Trainer
+from models.kernels import Kernel
 from runners.build import Model, export
 from runners.console import Progress, format_bytes, format_percent, format_seconds
 from runners.run_directory import RunDirectory, RunError
@@ -91,7 +94,7 @@ class Training:
                     self._row(validated)
                 if validated:
                     self._save()
-            if self.window:  # interrupted between two rows
+            if interrupted.signal is not None:
                 self._check_finite()
                 self._save()
         self.progress.close()
@@ -237,6 +240,10 @@ def _hyperparameters(model: Model) -> dict[str, float]:
     """Hyper-parameters of kernel and likelihood, the output scale, and the prior's pull on it (d log p / d log s2)."""
     values = {**model.deep_kernel.hyperparameters(), **model.likelihood.parameters()}
     plain = {name: float(value) for name, value in values.items()}
-    log_scale = values["log_scale"]
-    pull = jax.grad(model.deep_kernel.kernel.priors()["log_scale"].log_prob)(log_scale)
-    return plain | {"scale": math.exp(log_scale), "prior_pull": float(pull)}
+    pull = _prior_pull(model.deep_kernel.kernel, values["log_scale"])
+    return plain | {"scale": math.exp(plain["log_scale"]), "prior_pull": float(pull)}
+
+
+@partial(jax.jit, static_argnums=0)
+def _prior_pull(kernel: Kernel, log_scale: Array) -> Array:
+    return jax.grad(kernel.priors()["log_scale"].log_prob)(log_scale)

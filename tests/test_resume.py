@@ -99,6 +99,9 @@ def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
     printed = capfd.readouterr().out
     assert printed.endswith(f"stopped by SIGINT after step 5; go on with --resume --run-dir {path}\n")
     assert checkpoint.steps(path / "checkpoints") == [0, 5]
+    interrupt_after(monkeypatch, 8)  # right after a row, where nothing waits to be written
+    assert meta_train.command_line(["--resume", *where]) == 128 + signal.SIGINT
+    assert checkpoint.steps(path / "checkpoints") == [6, 8]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
     code, printed = stop_after(start(path, "--resume"), path, 12, signal.SIGKILL)

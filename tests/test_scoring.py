@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_omniglot
+from flax import nnx
 
 import tasks
 from inference.inner.base import Code, run
 from inference.predictive import predict
-from runners import scoring
+from runners import baselines, scoring
 from runners.build import build_model
 from runners.configuration import RunConfig, resolve
 from runners.data import Shape, calibration_episodes, draw_episodes, load_splits, subset_of_classes, with_queries
@@ -89,7 +90,7 @@ def test_an_episode_without_finite_probabilities_counts_as_failed_chance(model, 
 
 
 def test_nearest_neighbour_agrees_with_a_search(splits, episodes):
-    answers = scoring.nearest_neighbour(splits.test, episodes)
+    answers = baselines.nearest_neighbour(splits.test, episodes)
     pixels = np.asarray(tasks.flat_images(splits.test), float).reshape(80, -1)
     for episode in range(7):
         support, y, query, labels, _ = (
@@ -98,6 +99,15 @@ def test_nearest_neighbour_agrees_with_a_search(splits, episodes):
         distances = np.square(pixels[query][:, None] - pixels[support][None]).sum(-1)
         assert (answers.probabilities[episode].argmax(-1) == y[distances.argmin(1)]).all()
         assert (answers.labels[episode] == labels).all()
+
+
+def test_the_untrained_baseline_has_batch_statistics_and_nothing_learned(model, splits):
+    baseline = baselines.with_statistics(model, splits.train)
+    before, after = (nnx.split(m.deep_kernel, nnx.Param, ...) for m in (model, baseline))
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), before[1], after[1]))
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a != b).all(), before[2], after[2]))
+    pooled = embed(baseline.deep_kernel, splits.train).std(axis=0)
+    assert 0.05 < float(pooled.mean()) < 5  # of the order of normalised features
 
 
 def test_episodes_differ_between_splits_and_seeds(splits, episodes):
