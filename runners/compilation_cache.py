@@ -26,7 +26,7 @@ def enable() -> Path | None:
     settings = jax.config.values
     if not settings["jax_enable_compilation_cache"]:
         return None
-    folder = Path(settings["jax_compilation_cache_dir"] or user_cache_folder() / f"xla-{_processor()}")
+    folder = Path(settings["jax_compilation_cache_dir"] or user_cache_folder() / f"xla-{processor()}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         remove_damaged(folder)
@@ -65,7 +65,7 @@ def _is_complete(entry: bytes) -> bool:
     return stream.eof
 
 
-def _processor() -> str:
+def processor() -> str:
     """A short name for this processor and its cores in use, which compiled programs are made for."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     description = f"{platform.machine()} {platform.processor()} {cores}"

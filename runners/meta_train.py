@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from inference.outer.checkpoint import CheckpointError
 from runners import baselines, compilation_cache, run_directory, scoring, tables
 from runners.build import build_model, build_trainer, describe, with_weights
@@ -46,9 +48,14 @@ def main(config: RunConfig) -> dict[str, Any]:
 def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
     """The run folder: made after everything has been checked, or opened to resume."""
     build_model(config, splits.image_shape)
-    if config.resume:
-        return run_directory.load(path)
-    return run_directory.create(path, {**config.to_json(), "image_shape": splits.image_shape})
+    environment = {"jax": jax.__version__, "backend": jax.default_backend(), "processor": compilation_cache.processor()}
+    if not config.resume:
+        stored = {**config.to_json(), "image_shape": splits.image_shape, "environment": environment}
+        return run_directory.create(path, stored)
+    directory = run_directory.load(path)
+    if directory.config.get("environment") != environment:
+        print(f"{path} was begun with another JAX version or processor: numbers may differ in their last digits")
+    return directory
 
 
 def _training(config: RunConfig, splits: Splits, directory: RunDirectory) -> Training:

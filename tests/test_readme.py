@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from runners.configuration import parse, resolve
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text()
@@ -36,9 +39,28 @@ def test_make_targets_exist(target):
 
 
 def test_runners_know_their_flags():
+    known = {}
     for command in RUNNERS:
         script, *arguments = shlex.split(command)
-        done = subprocess.run([sys.executable, script, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        known = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
-        assert {word.split("=")[0] for word in arguments if word.startswith("--")} <= known, command
+        if script not in known:
+            done = subprocess.run([sys.executable, script, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+            known[script] = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
+        assert {word.split("=")[0] for word in arguments if word.startswith("--")} <= known[script], command
+
+
+def test_training_commands_name_choices_and_settings_that_exist():
+    lines = [shlex.split(command)[1:] for command in RUNNERS if command.startswith("runners/meta_train.py")]
+    started = [arguments for arguments in lines if "--resume" not in arguments]
+    assert started
+    for arguments in started:
+        resolve(parse(arguments))
+
+
+def test_the_lines_for_notebooks_run(tiny_run, tiny_data, monkeypatch):
+    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    monkeypatch.setenv("FEWSHOT_DATA", tiny_data)
+    names = {}
+    exec(block.replace("runs/omniglot", str(tiny_run.path)).replace("way=5", "way=3"), names)
+    assert names["probabilities"].shape == (45, 3)
+    np.testing.assert_allclose(names["probabilities"].sum(-1), 1.0, rtol=1e-5)

@@ -88,13 +88,27 @@ def interrupt_after(monkeypatch, step):
     monkeypatch.setattr(Training, "_advance", advance_and_interrupt)
 
 
+def best_after_restoring(monkeypatch):
+    """Filled with the best validation accuracy that each resumed run takes over, by the step it goes on from."""
+    best, restore = {}, Training._restore
+
+    def restore_and_note(training):
+        anew = restore(training)
+        if not anew:
+            best[training.step] = training.best
+        return anew
+
+    monkeypatch.setattr(Training, "_restore", restore_and_note)
+    return best
+
+
 def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
     start, tiny_run, tiny_data, tmp_path, capfd, monkeypatch
 ):
     path = tmp_path / "stopped"
     where = ["--run-dir", str(path), "--data-root", tiny_data]
-    interrupt_after(monkeypatch, 5)  # between two rows of the metrics, and before a validation that is not the best
-    assert "temperature" not in next(row for row in rows(tiny_run.path) if row["step"] == 6)
+    best = best_after_restoring(monkeypatch)
+    interrupt_after(monkeypatch, 5)  # between two rows of the metrics
     assert meta_train.command_line([*tiny_omniglot.arguments(), *where]) == 128 + signal.SIGINT
     printed = capfd.readouterr().out
     assert printed.endswith(f"stopped by SIGINT after step 5; go on with --resume --run-dir {path}\n")
@@ -111,6 +125,10 @@ def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
     assert meta_train.command_line(["--resume", *where]) == 0
     assert capfd.readouterr().err == ""
     assert_identical(path, tiny_run.path)
+    for step, restored in best.items():
+        before = [row for row in rows(path) if row["step"] <= step and "validation_accuracy" in row]
+        assert restored == max(row["validation_accuracy"] for row in before)
+    assert len(best) == 2
 
 
 def test_a_second_interrupt_stops_at_once():
