@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from jaxtyping import Array, Float, Key, UInt8
 
@@ -18,7 +17,6 @@ import inference
 import models
 from inference.inner.base import InferenceKernel
 from inference.outer.objectives import check_combination
-from inference.outer.svi import Recipe, Trainer, make_trainer
 from models.deep_kernel import DeepKernel
 from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import Likelihood
@@ -27,7 +25,6 @@ from runners.configuration import RunConfig, override_targets
 from runners.data import check_images
 from runners.overrides import ConfigError, converted
 from runners.run_directory import RunDirectory, RunError
-from tasks import Dataset, OpenTask, Task, sample_task
 
 Support = UInt8[Array | np.ndarray, "N H W Ch"] | Float[Array | np.ndarray, "N H W Ch"]
 Queries = UInt8[Array | np.ndarray, "Q H W Ch"] | Float[Array | np.ndarray, "Q H W Ch"]
@@ -88,7 +85,7 @@ def _deep_kernel(
 ) -> DeepKernel:
     make_kernel = models.KERNELS[config.kernel]
     starts = {name: kernel_arguments.pop(name) for name in make_kernel().initial().keys() & kernel_arguments.keys()}
-    rngs = nnx.Rngs(_keys(config.seed)[0])
+    rngs = nnx.Rngs(keys(config.seed)[0])
     backbone = models.BACKBONES[config.backbone](image_shape, rngs=rngs, **backbone_arguments)
     deep_kernel = DeepKernel(backbone, make_kernel(**kernel_arguments), rngs=rngs, classes=config.way)
     for name, value in starts.items():
@@ -96,54 +93,7 @@ def _deep_kernel(
     return deep_kernel
 
 
-def build_trainer(model: Model, dataset: Dataset) -> Trainer:
-    """The outer loop on a training split."""
-    config = model.config
-    recipe = Recipe(
-        model.likelihood,
-        model.make_inference,
-        inference.OBJECTIVES[config.objective],
-        inference.HYPERGRADIENTS[config.hypergradient],
-        config.inner_steps,
-    )
-
-    def draw(images: Dataset, key: Key[Array, ""]) -> Task | OpenTask:
-        return sample_task(key, images, config.way, config.shot, config.query)
-
-    return make_trainer(
-        _keys(config.seed)[1],
-        model.deep_kernel,
-        recipe,
-        jax.tree_util.Partial(draw, dataset),
-        build_optimiser(config),
-        classes=config.way,
-        tasks_per_step=config.tasks_per_step,
-    )
-
-
-def build_optimiser(config: RunConfig) -> optax.GradientTransformation:
-    """Adam for the network and Adam for the hyper-parameters of kernel and likelihood, each with its own rate."""
-    settings = config.trainer
-
-    def adam(rate: float) -> optax.GradientTransformation:
-        return optax.adam(optax.cosine_decay_schedule(rate, config.steps) if settings.schedule == "cosine" else rate)
-
-    rates = {"network": adam(settings.learning_rate), "kernel": adam(settings.kernel_learning_rate)}
-    return optax.partition(rates, _labels)
-
-
-def _labels(params: Any) -> Any:
-    """The word kernel for the hyper-parameters of kernel and likelihood, network for all else."""
-
-    def label(path: tuple, leaf: Any) -> str:
-        del leaf
-        names = {getattr(entry, "key", None) for entry in path}
-        return "kernel" if names & {"hyper", "likelihood"} else "network"
-
-    return jax.tree_util.tree_map_with_path(label, params)
-
-
-def _keys(seed: int) -> Key[Array, " 2"]:
+def keys(seed: int) -> Key[Array, " 2"]:
     """Keys of the network's first weights and of the outer loop."""
     return jax.random.split(jax.random.key(seed), 2)
 

@@ -1,15 +1,13 @@
 """The configuration of a run: the flags of meta_train.py, their checks, and what `auto` becomes."""
 
-import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import inference
 import models
-from runners import automatic, run_directory
-from runners.overrides import ConfigError, Override, check_overrides, converted, parse_override
+from runners import automatic
+from runners.overrides import ConfigError, Override, check_overrides, converted
 
 AUTO = "auto"
 PLANNED = {
@@ -27,7 +25,7 @@ REGISTRIES: dict[str, Mapping[str, Callable]] = {
     "backbone": models.BACKBONES,
 }
 # Where a run lives and how it is started are no part of what it computes.
-_NOT_STORED = {"run_dir", "resume", "data_root"}
+NOT_STORED = {"run_dir", "resume", "data_root"}
 
 
 @dataclass(frozen=True)
@@ -100,12 +98,12 @@ class RunConfig:
 
     def to_json(self) -> dict[str, Any]:
         """What config.json holds."""
-        return {name: value for name, value in asdict(self).items() if name not in _NOT_STORED}
+        return {name: value for name, value in asdict(self).items() if name not in NOT_STORED}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], **location: Any) -> "RunConfig":
         """The configuration of a run folder. Raises ConfigError for fields that are missing or not known."""
-        known = {entry.name for entry in fields(cls)} - _NOT_STORED
+        known = {entry.name for entry in fields(cls)} - NOT_STORED
         wrong = known ^ (stored.keys() - {"image_shape", "environment"})
         if wrong:
             names = ", ".join(sorted(wrong))
@@ -123,7 +121,7 @@ def resolve(config: RunConfig) -> RunConfig:
     for kind in REGISTRIES:
         _check_name(kind, getattr(config, kind))
     inference_name = config.inference
-    if _open(inference_name):
+    if is_open(inference_name):
         inference_name = automatic.choose(automatic.INFERENCE, config.likelihood)
     kind = automatic.choose(automatic.KINDS, config.dataset)
     decided: dict[str, Any] = {
@@ -134,7 +132,7 @@ def resolve(config: RunConfig) -> RunConfig:
         "episodes": automatic.choose(automatic.EPISODES, config.dataset),
         "inner_steps": automatic.choose(automatic.INNER_STEPS, inference_name),
     }
-    open_fields = {name: value for name, value in decided.items() if _open(getattr(config, name))}
+    open_fields = {name: value for name, value in decided.items() if is_open(getattr(config, name))}
     config = replace(config, **open_fields, chosen=config.chosen + tuple(open_fields))
     for name, least in {"episodes": 1, "tasks_per_step": 1, "inner_steps": 1, "query": 0, "seed": 0}.items():
         if getattr(config, name) < least:
@@ -164,36 +162,7 @@ def default_run_dir(config: RunConfig) -> str:
     return f"runs/{dataset}-{config.likelihood}-{config.inference}-{config.way}way-{config.shot}shot-{config.seed}"
 
 
-def parse(arguments: Sequence[str] | None = None) -> RunConfig:
-    """The command line of meta_train.py. With --resume the flags not given are those of the run folder.
-
-    Raises ConfigError, and RunError if there is no run to resume.
-    """
-    given = vars(_parser().parse_args(arguments))
-    if "set" in given:
-        given["settings"] = dict(parse_override(text) for text in given.pop("set"))
-    config = RunConfig(**given)
-    return _resumed(config, given) if config.resume else config
-
-
-def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
-    path = config.run_dir or resolve(config).run_dir
-    assert path is not None
-    location = {"run_dir": path, "resume": True, "data_root": config.data_root}
-    stored = RunConfig.from_json(run_directory.load(Path(path)).config, **location)
-    wanted = {name: value for name, value in given.items() if name not in _NOT_STORED and not _open(value)}
-    wanted |= wanted.pop("settings", {})
-    for name, value in wanted.items():
-        kept = stored.settings.get(name) if "." in name else getattr(stored, name)
-        if value != kept:
-            raise ConfigError(
-                f"run folder {path} was trained with {name} {kept}, got {value}; resume it without that, or choose "
-                "another --run-dir"
-            )
-    return stored
-
-
-def _open(value: Any) -> bool:
+def is_open(value: Any) -> bool:
     """Left for `resolve` to decide."""
     return value in (AUTO, 0)
 
@@ -206,46 +175,3 @@ def _check_name(kind: str, name: str) -> None:
     if name in PLANNED.get(kind, ()):
         raise ConfigError(f"{kind} {name!r} is not built yet; known: {known}")
     raise ConfigError(f"expected a known {kind}, got {name!r}; known: {known}")
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Reports a bad command line as a ConfigError, without the usage text."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raises ConfigError."""
-        raise ConfigError(f"{message}; try --help")
-
-
-def count_or_auto(text: str) -> int:
-    """A whole number from 1, or 0 for auto. Raises ValueError."""
-    if text != AUTO and int(text) < 1:
-        raise ValueError
-    return 0 if text == AUTO else int(text)
-
-
-count_or_auto.__name__ = "number"  # argparse names the type in its message
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="meta_train.py",
-        description="Meta-train a deep-kernel Gaussian-process classifier and test it on classes never seen.",
-        argument_default=argparse.SUPPRESS,  # so that flags given can be told from defaults when resuming
-        allow_abbrev=False,
-    )
-    parser.add_argument("--dataset", metavar="NAME", help="glyphs (default, built in), omniglot, omniglot-emnist")
-    for kind, registry in REGISTRIES.items():
-        default = RunConfig.__dataclass_fields__[kind].default
-        parser.add_argument(f"--{kind}", metavar="NAME", help=f"{', '.join(registry)} (default {default})")
-    parser.add_argument("--way", type=int, metavar="C", help="classes of a task (default 5)")
-    parser.add_argument("--shot", type=int, metavar="S", help="labelled images a class (default 1)")
-    parser.add_argument("--query", type=count_or_auto, metavar="Q", help="queries a class in training")
-    parser.add_argument("--episodes", type=count_or_auto, metavar="N", help="training tasks in all")
-    parser.add_argument("--tasks-per-step", type=int, metavar="T", help="tasks of an optimiser step (default 1)")
-    parser.add_argument("--inner-steps", type=count_or_auto, metavar="n", help="inference steps in training")
-    parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="e.g. inference.rho=0.5")
-    parser.add_argument("--seed", type=int, help="of the network, the tasks and the inference (default 0)")
-    parser.add_argument("--run-dir", metavar="DIR", help="default runs/<dataset>-<likelihood>-...")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run folder")
-    parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
-    return parser

@@ -14,9 +14,9 @@ from typing import Any
 from inference.outer.checkpoint import CheckpointError
 from runners import automatic, compilation_cache, scoring, tables
 from runners.build import Model, load_run
-from runners.configuration import OneLineParser, count_or_auto
 from runners.console import format_seconds, one_line_errors
 from runners.data import EVALUATION_SEED, Shape, calibration_episodes, draw_episodes, load_splits, queries
+from runners.flags import OneLineParser, count_or_auto
 from runners.overrides import ConfigError
 from runners.run_directory import RunError
 from tasks import DataError, Dataset

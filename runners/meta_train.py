@@ -13,10 +13,12 @@ import jax
 
 from inference.outer.checkpoint import CheckpointError
 from runners import baselines, compilation_cache, run_directory, scoring, tables
-from runners.build import build_model, build_trainer, describe, with_weights
-from runners.configuration import RunConfig, parse, resolve
+from runners.build import build_model, describe, with_weights
+from runners.configuration import RunConfig, resolve
 from runners.console import Progress, one_line_errors
 from runners.data import EVALUATION_SEED, calibration_episodes, draw_episodes, load_splits, test_shape, with_queries
+from runners.flags import parse
+from runners.optimisation import build_trainer
 from runners.overrides import ConfigError
 from runners.run_directory import RunDirectory, RunError
 from runners.training import Training

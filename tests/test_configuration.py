@@ -9,8 +9,9 @@ import pytest
 import inference
 import models
 from models.expectations import Exact, MonteCarlo
-from runners import build
-from runners.configuration import PLANNED, REGISTRIES, RunConfig, TrainerSettings, override_targets, parse, resolve
+from runners import build, optimisation
+from runners.configuration import PLANNED, REGISTRIES, RunConfig, TrainerSettings, override_targets, resolve
+from runners.flags import parse
 from runners.overrides import ConfigError, converted, parse_override
 
 
@@ -130,7 +131,7 @@ def test_network_and_hyper_parameters_have_their_own_rates():
     config = resolve(
         parse(["--set", "trainer.learning_rate=0.5", "trainer.kernel_learning_rate=0.1", "trainer.schedule=constant"])
     )
-    optimiser = build.build_optimiser(config)
+    optimiser = optimisation.build_optimiser(config)
     deep_kernel = {"backbone": {"kernel": 1.0}, "hyper": {"log_scale": 1.0}, "norm": {"scale": 1.0}}
     params = {"network$params": {"deep_kernel": deep_kernel}, "likelihood": {"log_noise": 1.0}}
     updates, _ = optimiser.update(params, optimiser.init(params), params)
@@ -143,7 +144,7 @@ def test_network_and_hyper_parameters_have_their_own_rates():
 
 def test_the_cosine_schedule_ends_at_zero_after_the_last_step():
     config = resolve(parse(["--set", "trainer.schedule=cosine", "--episodes", "4"]))
-    optimiser = build.build_optimiser(config)
+    optimiser = optimisation.build_optimiser(config)
     params = {"w": 1.0}
     state, sizes = optimiser.init(params), []
     for _ in range(5):

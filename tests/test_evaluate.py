@@ -13,7 +13,7 @@ import tiny_omniglot
 from test_meta_train import contents
 
 import tasks
-from runners import build, evaluate
+from runners import build, evaluate, run_directory
 from runners.build import load_run
 from runners.data import check_images, load_splits
 from runners.run_directory import RunError
@@ -148,8 +148,8 @@ def test_a_loaded_run_refuses_nan_pixels(tiny_run):
 
 def test_loading_finds_what_was_exported(tiny_run, tmp_path):
     model = load_run(tiny_run.path)
-    before = build.run_directory.load(tiny_run.path).load_weights()
-    directory = build.run_directory.create(tmp_path / "again", build.run_directory.load(tiny_run.path).config)
+    before = run_directory.load(tiny_run.path).load_weights()
+    directory = run_directory.create(tmp_path / "again", run_directory.load(tiny_run.path).config)
     build.export(directory, model, int(before["step"]))
     after = directory.load_weights()
     assert jax.tree.structure(after) == jax.tree.structure(before)

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners.configuration import parse, resolve
+from runners.configuration import resolve
+from runners.flags import parse
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text()
@@ -58,9 +59,12 @@ def test_training_commands_name_choices_and_settings_that_exist():
 
 
 def test_the_lines_for_notebooks_run(tiny_run, tiny_data, monkeypatch):
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    monkeypatch.setenv("FEWSHOT_DATA", tiny_data)
+    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (block,) = [block for block in blocks if "load_run" in block]
+    block = re.sub(r'load_run\(".*?"\)', f"load_run({str(tiny_run.path)!r})", block)
+    block = re.sub(r'\bload\(".*?"\)', 'load("omniglot")', block)
     names = {}
-    exec(block.replace("runs/omniglot", str(tiny_run.path)).replace("way=5", "way=3"), names)
+    monkeypatch.setenv("FEWSHOT_DATA", tiny_data)
+    exec(re.sub(r"way=\d+", "way=3", block), names)
     assert names["probabilities"].shape == (45, 3)
     np.testing.assert_allclose(names["probabilities"].sum(-1), 1.0, rtol=1e-5)

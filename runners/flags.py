@@ -1,0 +1,82 @@
+"""The command line of meta_train.py."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from runners import run_directory
+from runners.configuration import AUTO, NOT_STORED, REGISTRIES, RunConfig, is_open, resolve
+from runners.overrides import ConfigError, parse_override
+
+
+def parse(arguments: Sequence[str] | None = None) -> RunConfig:
+    """The command line of meta_train.py. With --resume the flags not given are those of the run folder.
+
+    Raises ConfigError, and RunError if there is no run to resume.
+    """
+    given = vars(_parser().parse_args(arguments))
+    if "set" in given:
+        given["settings"] = dict(parse_override(text) for text in given.pop("set"))
+    config = RunConfig(**given)
+    return _resumed(config, given) if config.resume else config
+
+
+def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    path = config.run_dir or resolve(config).run_dir
+    assert path is not None
+    location = {"run_dir": path, "resume": True, "data_root": config.data_root}
+    stored = RunConfig.from_json(run_directory.load(Path(path)).config, **location)
+    wanted = {name: value for name, value in given.items() if name not in NOT_STORED and not is_open(value)}
+    wanted |= wanted.pop("settings", {})
+    for name, value in wanted.items():
+        kept = stored.settings.get(name) if "." in name else getattr(stored, name)
+        if value != kept:
+            raise ConfigError(
+                f"run folder {path} was trained with {name} {kept}, got {value}; resume it without that, or choose "
+                "another --run-dir"
+            )
+    return stored
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports a bad command line as a ConfigError, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"{message}; try --help")
+
+
+def count_or_auto(text: str) -> int:
+    """A whole number from 1, or 0 for auto. Raises ValueError."""
+    if text != AUTO and int(text) < 1:
+        raise ValueError
+    return 0 if text == AUTO else int(text)
+
+
+count_or_auto.__name__ = "number"  # argparse names the type in its message
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="meta_train.py",
+        description="Meta-train a deep-kernel Gaussian-process classifier and test it on classes never seen.",
+        argument_default=argparse.SUPPRESS,  # so that flags given can be told from defaults when resuming
+        allow_abbrev=False,
+    )
+    parser.add_argument("--dataset", metavar="NAME", help="glyphs (default, built in), omniglot, omniglot-emnist")
+    for kind, registry in REGISTRIES.items():
+        default = RunConfig.__dataclass_fields__[kind].default
+        parser.add_argument(f"--{kind}", metavar="NAME", help=f"{', '.join(registry)} (default {default})")
+    parser.add_argument("--way", type=int, metavar="C", help="classes of a task (default 5)")
+    parser.add_argument("--shot", type=int, metavar="S", help="labelled images a class (default 1)")
+    parser.add_argument("--query", type=count_or_auto, metavar="Q", help="queries a class in training")
+    parser.add_argument("--episodes", type=count_or_auto, metavar="N", help="training tasks in all")
+    parser.add_argument("--tasks-per-step", type=int, metavar="T", help="tasks of an optimiser step (default 1)")
+    parser.add_argument("--inner-steps", type=count_or_auto, metavar="n", help="inference steps in training")
+    parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="e.g. inference.rho=0.5")
+    parser.add_argument("--seed", type=int, help="of the network, the tasks and the inference (default 0)")
+    parser.add_argument("--run-dir", metavar="DIR", help="default runs/<dataset>-<likelihood>-...")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run folder")
+    parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
+    return parser

@@ -1,0 +1,60 @@
+"""The outer loop of a configuration: its sampler and its optimiser."""
+
+from typing import Any
+
+import jax
+import optax
+from jaxtyping import Array, Key
+
+import inference
+from inference.outer.svi import Recipe, Trainer, make_trainer
+from runners.build import Model, keys
+from runners.configuration import RunConfig
+from tasks import Dataset, OpenTask, Task, sample_task
+
+
+def build_trainer(model: Model, dataset: Dataset) -> Trainer:
+    """The outer loop on a training split."""
+    config = model.config
+    recipe = Recipe(
+        model.likelihood,
+        model.make_inference,
+        inference.OBJECTIVES[config.objective],
+        inference.HYPERGRADIENTS[config.hypergradient],
+        config.inner_steps,
+    )
+
+    def draw(images: Dataset, key: Key[Array, ""]) -> Task | OpenTask:
+        return sample_task(key, images, config.way, config.shot, config.query)
+
+    return make_trainer(
+        keys(config.seed)[1],
+        model.deep_kernel,
+        recipe,
+        jax.tree_util.Partial(draw, dataset),
+        build_optimiser(config),
+        classes=config.way,
+        tasks_per_step=config.tasks_per_step,
+    )
+
+
+def build_optimiser(config: RunConfig) -> optax.GradientTransformation:
+    """Adam for the network and Adam for the hyper-parameters of kernel and likelihood, each with its own rate."""
+    settings = config.trainer
+
+    def adam(rate: float) -> optax.GradientTransformation:
+        return optax.adam(optax.cosine_decay_schedule(rate, config.steps) if settings.schedule == "cosine" else rate)
+
+    rates = {"network": adam(settings.learning_rate), "kernel": adam(settings.kernel_learning_rate)}
+    return optax.partition(rates, _labels)
+
+
+def _labels(params: Any) -> Any:
+    """The word kernel for the hyper-parameters of kernel and likelihood, network for all else."""
+
+    def label(path: tuple, leaf: Any) -> str:
+        del leaf
+        names = {getattr(entry, "key", None) for entry in path}
+        return "kernel" if names & {"hyper", "likelihood"} else "network"
+
+    return jax.tree_util.tree_map_with_path(label, params)
