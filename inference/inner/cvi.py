@@ -9,8 +9,8 @@ That is a natural-gradient step of length rho. The full step oscillates where th
 chosen by the Barzilai-Borwein secant rule in the (diagonal) Fisher metric, rho = <s, s> / <s, y> with s the last step
 and y the change of the direction; at most three times the last one, and FIRST_STEP at first: from the prior, whose
 variances are the largest, the full step overshoots most. Lengths beyond 1 shorten the slow directions of large output
-scales; a precision that such a step would make negative becomes 0. A step that would lower the ELBO is refused and retried at
-half its length. Each step costs one factorisation and one gradient, refused or not.
+scales; a precision that such a step would make negative becomes 0. A step that would lower the ELBO is refused and
+retried at half its length. Each step costs one factorisation and one gradient, refused or not.
 """
 
 from functools import partial
