@@ -72,5 +72,6 @@ def tiny_run(tiny_data, tmp_path_factory):
     programs = scoring._embed._cache_size() + scoring._solve._cache_size()
     with contextlib.redirect_stdout(printed):
         result = meta_train.main(RunConfig(**FLAGS, run_dir=str(path), data_root=tiny_data))
+    assert "interrupted" not in result, printed.getvalue()
     programs = scoring._embed._cache_size() + scoring._solve._cache_size() - programs
     return Run(path, result, printed.getvalue(), programs)
