@@ -130,10 +130,15 @@ def _residual(posterior: GaussianPosterior, sites: Sites, slope: Array, target: 
 
 
 def _secant_length(rho: Array, direction: Sites, change: Sites, variance: Array) -> Array:
-    """Barzilai-Borwein length <s, s> / <s, y> with s = rho direction and y = change, at most 3 rho."""
-    squared = rho * _inner(variance, direction, direction)
-    length = squared / jnp.maximum(_inner(variance, direction, change), jnp.finfo(rho.dtype).tiny)
-    return jnp.where(squared > 0, jnp.clip(length, SHORTEST_STEP, jnp.minimum(LONGEST_STEP, 3.0 * rho)), 1.0)
+    """Barzilai-Borwein length <s, s> / <s, y> with s = rho direction and y = change, at most 3 rho.
+
+    It divides only where the ratio is below that, so that unrolling past the fixed point has a finite derivative.
+    """
+    squared, curvature = rho * _inner(variance, direction, direction), _inner(variance, direction, change)
+    longest = jnp.minimum(LONGEST_STEP, 3.0 * rho)
+    curved = squared < longest * curvature
+    length = jnp.where(curved, squared / jnp.where(curved, curvature, 1.0), longest)
+    return jnp.where(squared > 0, jnp.maximum(length, SHORTEST_STEP), 1.0)
 
 
 def _inner(variance: Array, left: Sites, right: Sites) -> Array:
