@@ -134,6 +134,8 @@ def make_trainer(
         return following._replace(rng_key=state.rng_key), following.mutable_state[LOG]["row"]
 
     def module(state: SVIState) -> tuple[DeepKernel, Likelihood]:
+        # A copy: the next step is given the state's own arrays, and they are gone with it.
+        state = jax.tree.map(jnp.copy, state)
         values = svi.optim.get_params(state.optim_state)
         learned = nnx.merge(graph, params, rest, copy=True)
         nnx.update(learned, _restored(params, values[f"{NETWORK}$params"]))
