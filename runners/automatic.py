@@ -18,7 +18,7 @@ OBJECTIVE: Table[str] = {None: "elbo"}  # by inference
 HYPERGRADIENT: Table[str] = {"gradient": "unroll", None: "sites"}  # by inference
 KERNEL: Table[str] = {"characters": "rbf", None: "rbf"}  # by kind of data
 INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, None: 10}  # by inference
-EPISODES: Table[int] = {"glyphs": 1_000, None: 8_000}  # by data set
+EPISODES: Table[int] = {"glyphs": 800, None: 8_000}  # by data set
 
 # Queries a class: this many, or what the smallest class has left.
 TRAINING_QUERIES, TEST_QUERIES = 16, 15
