@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.inner import Code, cvi, fit_to_tolerance
+from inference.inner import Code, cvi, fit, fit_to_tolerance
 from models import KERNELS, Softmax
 from models.gaussian import GaussianPrior
 
@@ -81,6 +81,23 @@ def test_mirror_descent_settles_on_small_tasks():
     codes, finite = outcomes([(3, 2)], 24)
     assert finite
     assert codes == {"OK": 24}
+
+
+def test_full_steps_never_settle_where_chosen_steps_do():
+    """5-way 5-shot, cosine, output scale 30 (METHODS 3.1)."""
+    rng, kernel = np.random.default_rng(0), KERNELS["cosine"]()
+    y = labels(rng, 5, 5)
+    x = jnp.float32(features(rng, y))
+    covariance = kernel.gram({"log_scale": jnp.log(30.0)}, x, x)
+
+    @partial(jax.jit, static_argnums=0)
+    def residuals(rho):
+        prior = GaussianPrior(jnp.zeros((5, len(y)), covariance.dtype), covariance)
+        _, info = fit(jax.random.key(0), cvi(Softmax(), rho=rho), prior, jnp.asarray(y), steps=MOST_STEPS)
+        return info.residual
+
+    assert residuals(None)[-1] < TOLERANCE
+    assert residuals(1.0)[-20:].min() > 10 * TOLERANCE
 
 
 @pytest.mark.slow
