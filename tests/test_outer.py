@@ -116,8 +116,11 @@ def test_the_task_of_a_step_does_not_depend_on_its_history(single):
 
 
 def test_a_step_is_a_function_of_state_and_index(single):
-    first, log = single.step(single.start(), 3)
+    start = single.start()
+    key = np.array(jax.random.key_data(start.rng_key))
+    first, log = single.step(start, 3)
     second, again = single.step(single.start(), 3)
+    np.testing.assert_array_equal(jax.random.key_data(first.rng_key), key)  # SVI's own key plays no part
     assert jax.tree.map(float, log) == jax.tree.map(float, again)
     assert_same(single.learned(first), single.learned(second), rtol=0)
 
@@ -176,6 +179,7 @@ def test_two_tasks_a_step_give_the_mean_of_their_losses_and_gradients(single, pa
 def objective_of_nothing(key, inner, likelihood, process, task):
     """Worth 0 nats whatever is believed: what moves is moved by the priors."""
     del key, inner, likelihood, process
+    assert (len(task.support), len(task.y_support), len(task.query)) == (SUPPORT, SUPPORT, POINTS - SUPPORT)
     zero, none = jnp.zeros(()), jnp.zeros((), int)
     return Outcome(zero, len(task.y_support) + len(task.y_query), Info(zero, zero, none + Code.OK, none))
 
