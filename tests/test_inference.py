@@ -265,7 +265,8 @@ def check_no_other_sites_are_better(task, evaluations):
     value, slope = negative(optimum)
     np.testing.assert_allclose(-value, info.elbo, rtol=1e-13)
     assert np.abs(slope).max() < 1e-7
-    bounds = [(None, None)] * np.prod(shape) + [(0, None)] * np.prod(shape)
+    # Not 0: at W = 0 the derivative of W^1/2 is set to 0, and a line search that ends there does not move again.
+    bounds = [(None, None)] * np.prod(shape) + [(1e-9, None)] * np.prod(shape)
     options = {"maxfun": evaluations, "maxiter": evaluations, "ftol": 1e-15, "gtol": 1e-8}
     begin = np.full_like(optimum, 0.01)
     found = minimize(negative, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
