@@ -2,10 +2,17 @@
 
 from collections.abc import Callable
 
-from inference.inner import InferenceKernel, cvi, exact, gradient
-from inference.outer.hypergradients import HyperGradient, sites, unroll
+from inference.inner import InferenceKernel, cavi, cvi, exact, gibbs, gradient, laplace
+from inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
 from inference.outer.objectives import Objective, elbo, evidence, predictive
 
-INFERENCE: dict[str, Callable[..., InferenceKernel]] = {"cvi": cvi, "exact": exact, "gradient": gradient}
+INFERENCE: dict[str, Callable[..., InferenceKernel]] = {
+    "cvi": cvi,
+    "cavi": cavi,
+    "gibbs": gibbs,
+    "laplace": laplace,
+    "exact": exact,
+    "gradient": gradient,
+}
 OBJECTIVES: dict[str, Objective] = {"elbo": elbo, "evidence": evidence, "predictive": predictive}
-HYPERGRADIENTS: dict[str, HyperGradient] = {"sites": sites, "unroll": unroll}
+HYPERGRADIENTS: dict[str, HyperGradient] = {"sites": sites, "unroll": unroll, "implicit": implicit}

@@ -1,13 +1,17 @@
 """Class probabilities at new inputs: one path for every inference kernel (G7, then the likelihood)."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
+from inference.inner.gibbs import Mixture
 from models.gaussian import Query
 from models.likelihoods.base import Likelihood
+
+FEWEST_DRAWS = 32
 
 
 def predict(
@@ -17,8 +21,24 @@ def predict(
     query: Query,
     classes: Bool[Array, " C"] | None = None,
 ) -> Float[Array, "Q C"]:
-    """p(y_* = k | data) = E_q p(k | f_*) for every query; the draws are shared, so no query depends on another."""
-    return likelihood.predict(key, posterior.predict(query), classes)
+    """p(y_* = k | data) = E_q p(k | f_*) for every query; the draws are shared, so no query depends on another.
+
+    For a mixture of posteriors it is the mean of the components' probabilities; they share the likelihood's draws.
+    """
+    marginals = posterior.predict(query)
+    if not isinstance(posterior, Mixture):
+        return likelihood.predict(key, marginals, classes)
+    keys = jax.random.split(key, marginals.mean.shape[0])
+    share = _with_fewer_draws(likelihood, len(keys))
+    return jnp.mean(jax.vmap(lambda one, component: share.predict(one, component, classes))(keys, marginals), axis=0)
+
+
+def _with_fewer_draws(likelihood: Any, components: int) -> Any:
+    """The likelihood with its prediction draws divided between the components of a mixture, FEWEST_DRAWS at least."""
+    if not hasattr(likelihood, "prediction_draws"):
+        return likelihood
+    share = likelihood.prediction_draws // components
+    return replace(likelihood, prediction_draws=max(FEWEST_DRAWS, share + share % 2))
 
 
 def temper(probabilities: Float[Array, "*rest C"], temperature: float | Float[Array, ""]) -> Float[Array, "*rest C"]:

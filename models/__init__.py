@@ -5,10 +5,15 @@ from functools import partial
 
 from models.backbones import MLP, Backbone, Conv4, Identity
 from models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
-from models.likelihoods import LabelRegression, Softmax
+from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from models.likelihoods.base import Likelihood
 
-LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {"softmax": Softmax, "gaussian": LabelRegression}
+LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
+    "softmax": Softmax,
+    "logistic-softmax": LogisticSoftmax,
+    "one-vs-each": OneVsEach,
+    "gaussian": LabelRegression,
+}
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
     "cosine": Cosine,

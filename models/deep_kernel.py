@@ -1,6 +1,7 @@
 """Deep kernel: a network, then a base kernel on its features. Parameters in, Gaussian prior out (DESIGN 2)."""
 
 import jax.numpy as jnp
+import numpyro.distributions as dist
 from flax import nnx
 from jaxtyping import Array, Float, UInt8
 
@@ -10,32 +11,57 @@ from models.kernels import Hyper, Kernel
 
 
 def gaussian_prior(kernel: Kernel, hyper: Hyper, features: Float[Array, "N D"], classes: int) -> GaussianPrior:
-    """Zero-mean prior N(0, K) of `classes` latents at features [N, D]; K [N, N] is shared by the classes."""
-    mean = jnp.zeros((classes, features.shape[0]), features.dtype)
+    """Prior N(a, K) of `classes` latents at features [N, D]; a constant mean and K [N, N] are shared by the classes.
+
+    hyper["mean"] is that constant, 0 where there is none.
+    """
+    mean = jnp.full((classes, features.shape[0]), hyper.get("mean", 0.0), features.dtype)
     return GaussianPrior(mean, kernel.gram(hyper, features, features), kernel.root(hyper, features))
 
 
 def gaussian_query(
     kernel: Kernel, hyper: Hyper, support: Float[Array, "N D"], query: Float[Array, "Q D"], classes: int
 ) -> Query:
-    """What (G7) needs at query features [Q, D]: zero mean a_* [C, Q], k_* [Q, N] to the support [N, D], k_** [Q]."""
-    mean = jnp.zeros((classes, query.shape[0]), query.dtype)
+    """What (G7) needs at query features [Q, D]: mean a_* [C, Q], k_* [Q, N] to the support [N, D], k_** [Q]."""
+    mean = jnp.full((classes, query.shape[0]), hyper.get("mean", 0.0), query.dtype)
     return Query(mean, kernel.gram(hyper, query, support), kernel.diagonal(hyper, query))
 
 
-class DeepKernel(nnx.Module):
-    """Backbone, optional batch norm of the features (if the kernel asks for it), kernel and its hyper-parameters."""
+def starting_values(kernel: Kernel, mean: float | None) -> dict[str, float]:
+    """Where the learning of a kernel's hyper-parameters, and of a prior mean, begins."""
+    return {**kernel.initial(), **({} if mean is None else {"mean": mean})}
 
-    def __init__(self, backbone: Backbone, kernel: Kernel, *, rngs: nnx.Rngs, classes: int | None = None):
-        self.backbone, self.kernel, self.classes = backbone, kernel, classes
+
+class DeepKernel(nnx.Module):
+    """Backbone, optional batch norm of the features (if the kernel asks for it), kernel and its hyper-parameters.
+
+    mean: where the learned constant prior mean starts; None for none, as for likelihoods of differences of logits.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        kernel: Kernel,
+        *,
+        rngs: nnx.Rngs,
+        classes: int | None = None,
+        mean: float | None = None,
+    ):
+        self.backbone, self.kernel, self.classes, self.mean = backbone, kernel, classes, mean
+        starts = starting_values(kernel, mean)
         self.hyper = nnx.Dict(
-            {name: nnx.Param(jnp.asarray(value, jnp.result_type(float))) for name, value in kernel.initial().items()}
+            {name: nnx.Param(jnp.asarray(value, jnp.result_type(float))) for name, value in starts.items()}
         )
         self.norm = TaskBatchNorm(backbone.features, affine=kernel.affine) if kernel.normalise_features else None
 
     def hyperparameters(self) -> Hyper:
-        """Name -> unconstrained scalar, as the kernel takes them."""
-        return {name: self.hyper[name][...] for name in self.kernel.initial()}
+        """Name -> unconstrained scalar: what the kernel takes, and the prior mean where it is learned."""
+        return {name: self.hyper[name][...] for name in starting_values(self.kernel, self.mean)}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        """One weakly informative prior for each of `hyperparameters`."""
+        mean = {} if self.mean is None else {"mean": dist.Normal(self.mean, 2.0)}
+        return {**self.kernel.priors(), **mean}
 
     def __call__(
         self, x: UInt8[Array, "T N H W Ch"] | Float[Array, "T N H W Ch"], train: bool

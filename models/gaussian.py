@@ -1,4 +1,4 @@
-"""Gaussian algebra with sites: equations G1-G8 of the notes. The only file that factorises a matrix.
+"""Gaussian algebra with sites: equations G1-G8 of the notes. Only this file and block_gaussian.py factorise a matrix.
 
 A *site* is an unnormalised Gaussian factor t(f) = exp(h.f - 1/2 f.W.f) attached to one labelled point; h is its
 *shift*, W >= 0 its *precision*. The posterior N(a, K) times all sites is exact GP algebra, written without K^-1, so a
@@ -6,12 +6,12 @@ singular K (more points than features, duplicated images) needs no jitter. Shape
 R columns of the root.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Key
 
 # GP algebra runs at full precision on every device: accelerators round float32 products by default.
 highest_precision = jax.default_matmul_precision("highest")
@@ -23,12 +23,94 @@ class Marginals(NamedTuple):
     mean: Float[Array, "C N"]
     variance: Float[Array, "C N"]
 
+    def covariance_blocks(self) -> Float[Array, "N C C"]:
+        """Covariance of the classes at every point: diagonal."""
+        return self.variance.T[:, :, None] * jnp.eye(self.variance.shape[0], dtype=self.variance.dtype)
+
 
 class Sites(NamedTuple):
     """Diagonal Gaussian sites: shift h and precision W, both [C, N]."""
 
     shift: Float[Array, "C N"]
     precision: Float[Array, "C N"]
+
+    def masked(self, real: Bool[Array, "C N"]) -> "Sites":
+        """Only the real entries keep their site; all others say nothing (h = W = 0)."""
+        return Sites(jnp.where(real, self.shift, 0.0), jnp.where(real, self.precision, 0.0))
+
+    def shifted(self, by: Float[Array, "C N"]) -> "Sites":
+        """The same with shift h + by."""
+        return self._replace(shift=self.shift + by)
+
+    def times(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
+        """W f."""
+        return self.precision * f
+
+    def noise(self, key: Key[Array, ""]) -> Float[Array, "C N"]:
+        """A draw of N(0, W); 0 where W = 0."""
+        return _square_root(self.precision) * jax.random.normal(key, self.shift.shape, self.shift.dtype)
+
+    def condition(self, prior: "GaussianPrior") -> "GaussianPosterior":
+        """Exact posterior of N(a, K) times the sites (G1-G5)."""
+        factor = _factorise(prior, self)
+        mean = prior.mean + factor.deviation
+        alpha = self.shift - self.precision * mean
+        trace = jnp.sum(self.precision * factor.variance)
+        kl = 0.5 * (log_determinant(factor.cholesky) - trace + jnp.sum(factor.deviation * alpha))
+        return GaussianPosterior(mean, factor.variance, alpha, factor.weight, factor.cholesky, kl)
+
+    def log_normaliser(self, prior: "GaussianPrior") -> Float[Array, ""]:
+        """log Z = log of the integral of N(f | a, K) times the sites (G6)."""
+        factor = _factorise(prior, self)
+        residual = self.shift - self.precision * prior.mean
+        at_mean = jnp.sum(self.shift * prior.mean) - 0.5 * jnp.sum(self.precision * prior.mean**2)
+        return at_mean + 0.5 * jnp.sum(residual * factor.deviation) - 0.5 * log_determinant(factor.cholesky)
+
+    def deviation(self, prior: "GaussianPrior") -> Float[Array, "C N"]:
+        """Posterior mean less prior mean, V (h - W a), without the variances: one Cholesky factor and its solves."""
+        weight, cholesky = class_cholesky(prior, self.precision)
+        residual = self.shift - self.precision * prior.mean
+        scaled = weight * apply_covariance(prior.covariance, residual)
+        solved = cholesky_solve(cholesky, scaled[..., None])[..., 0]
+        return apply_covariance(prior.covariance, residual - weight * solved)
+
+
+@runtime_checkable
+class AnySites(Protocol):
+    """What the algebra needs of Gaussian sites; block_gaussian.py has those that couple the classes of a point."""
+
+    @property
+    def shift(self) -> Float[Array, "C N"]:
+        """h."""
+        ...
+
+    def masked(self, real: Bool[Array, "C N"]) -> "AnySites":
+        """Only the real entries keep their site."""
+        ...
+
+    def shifted(self, by: Float[Array, "C N"]) -> "AnySites":
+        """The same with shift h + by."""
+        ...
+
+    def times(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
+        """The precision times f."""
+        ...
+
+    def noise(self, key: Key[Array, ""]) -> Float[Array, "C N"]:
+        """A draw of N(0, precision)."""
+        ...
+
+    def condition(self, prior: "GaussianPrior") -> Any:
+        """Exact posterior of N(a, K) times the sites."""
+        ...
+
+    def log_normaliser(self, prior: "GaussianPrior") -> Float[Array, ""]:
+        """log Z (G6)."""
+        ...
+
+    def deviation(self, prior: "GaussianPrior") -> Float[Array, "C N"]:
+        """Posterior mean less prior mean."""
+        ...
 
 
 class GaussianPrior(NamedTuple):
@@ -96,25 +178,28 @@ def prior_marginals(prior: GaussianPrior) -> Marginals:
 
 
 @highest_precision
-def condition(prior: GaussianPrior, sites: Sites) -> GaussianPosterior:
-    """Exact posterior of N(a, K) times the sites (G1-G5)."""
-    factor = _factorise(prior, sites)
-    mean = prior.mean + factor.deviation
-    alpha = sites.shift - sites.precision * mean
-    log_determinant = 2 * jnp.sum(jnp.log(jnp.diagonal(factor.cholesky, axis1=-2, axis2=-1)))
-    trace = jnp.sum(sites.precision * factor.variance)
-    kl = 0.5 * (log_determinant - trace + jnp.sum(factor.deviation * alpha))
-    return GaussianPosterior(mean, factor.variance, alpha, factor.weight, factor.cholesky, kl)
+def condition(prior: GaussianPrior, sites: AnySites) -> Any:
+    """Exact posterior of N(a, K) times the sites (G1-G5): a GaussianPosterior, or a BlockPosterior for block sites."""
+    return sites.condition(prior)
 
 
 @highest_precision
-def log_normaliser(prior: GaussianPrior, sites: Sites) -> Float[Array, ""]:
+def log_normaliser(prior: GaussianPrior, sites: AnySites) -> Float[Array, ""]:
     """log Z = log of the integral of N(f | a, K) times the sites (G6), summed over classes."""
-    factor = _factorise(prior, sites)
-    residual = sites.shift - sites.precision * prior.mean
-    log_determinant = 2 * jnp.sum(jnp.log(jnp.diagonal(factor.cholesky, axis1=-2, axis2=-1)))
-    at_mean = jnp.sum(sites.shift * prior.mean) - 0.5 * jnp.sum(sites.precision * prior.mean**2)
-    return at_mean + 0.5 * jnp.sum(residual * factor.deviation) - 0.5 * log_determinant
+    return sites.log_normaliser(prior)
+
+
+@highest_precision
+def draw(key: Key[Array, ""], prior: GaussianPrior, sites: AnySites, root: Float[Array, "N R"]) -> Float[Array, "C N"]:
+    """A draw of f from N(a, K) times the sites, with K = root root^T (G8), for any W >= 0, zeros included.
+
+    Matheron's rule: f0 from the prior, e ~ N(0, W), f = f0 + V (h + e - W f0). Its mean is (G3); its covariance is
+    V K^-1 V + V W V = V.
+    """
+    prior_key, noise_key = jax.random.split(key)
+    classes, rank = prior.mean.shape[0], root.shape[-1]
+    start = prior.mean + jax.random.normal(prior_key, (classes, rank), root.dtype) @ root.T
+    return start + sites.shifted(sites.noise(noise_key)).deviation(prior._replace(mean=start))
 
 
 @highest_precision
@@ -163,18 +248,41 @@ class _Factor(NamedTuple):
 
 def _factorise(prior: GaussianPrior, sites: Sites) -> _Factor:
     """B = I + W^1/2 K W^1/2 = R R^T (G1) and what follows from one factorisation."""
-    weight = _square_root(sites.precision)
-    size = weight.shape[-1]
-    scaled = weight[:, :, None] * prior.covariance
-    cholesky = jnp.linalg.cholesky(
-        jnp.eye(size, dtype=weight.dtype) + scaled * weight[:, None, :], symmetrize_input=False
-    )
-    whitened = _solve(cholesky, scaled)
+    weight, cholesky = class_cholesky(prior, sites.precision)
+    whitened = _solve(cholesky, weight[:, :, None] * prior.covariance)
     variance = prior_marginals(prior).variance - jnp.sum(whitened**2, axis=-2)
     residual = sites.shift - sites.precision * prior.mean
     correction = jnp.einsum("cij,ci->cj", whitened, jnp.einsum("cij,cj->ci", whitened, residual))
-    prior_step = jnp.squeeze(prior.covariance @ residual[..., None], -1)
-    return _Factor(weight, cholesky, whitened, jnp.maximum(variance, 0.0), prior_step - correction)
+    return _Factor(
+        weight,
+        cholesky,
+        whitened,
+        jnp.maximum(variance, 0.0),
+        apply_covariance(prior.covariance, residual) - correction,
+    )
+
+
+def class_cholesky(prior: GaussianPrior, precision: Array) -> tuple[Array, Array]:
+    """W^1/2 [C, N] and R = chol(B) [C, N, N] (G1)."""
+    weight = _square_root(precision)
+    scaled = weight[:, :, None] * prior.covariance * weight[:, None, :]
+    identity = jnp.eye(weight.shape[-1], dtype=weight.dtype)
+    return weight, jnp.linalg.cholesky(identity + scaled, symmetrize_input=False)
+
+
+def cholesky_solve(cholesky: Array, right: Array) -> Array:
+    """B^-1 right, for every class, from R = chol(B)."""
+    return solve_triangular(cholesky, _solve(cholesky, right), lower=True, trans=1)
+
+
+def log_determinant(cholesky: Array) -> Array:
+    """log|B|, summed over classes."""
+    return 2 * jnp.sum(jnp.log(jnp.diagonal(cholesky, axis1=-2, axis2=-1)))
+
+
+def apply_covariance(covariance: Array, values: Array) -> Array:
+    """K values [C, N] for every class; K is [N, N] or [C, N, N]."""
+    return jnp.squeeze(covariance @ values[..., None], -1)
 
 
 def _solve(cholesky: Array, right: Array) -> Array:

@@ -13,11 +13,17 @@ Table = Mapping[str | None, Value]
 # Kinds of data: what a data set's images show decides which kernel fits.
 KINDS: Table[str] = {"glyphs": "characters", "omniglot": "characters", "omniglot-emnist": "characters", None: "photos"}
 
-INFERENCE: Table[str] = {"softmax": "cvi", "gaussian": "exact", None: "cvi"}  # by likelihood
-OBJECTIVE: Table[str] = {None: "elbo"}  # by inference
+INFERENCE: Table[str] = {
+    "softmax": "cvi",
+    "logistic-softmax": "cavi",
+    "one-vs-each": "cavi",
+    "gaussian": "exact",
+    None: "cvi",
+}  # by likelihood
+OBJECTIVE: Table[str] = {"gibbs": "predictive", None: "elbo"}  # by inference
 HYPERGRADIENT: Table[str] = {"gradient": "unroll", None: "sites"}  # by inference
 KERNEL: Table[str] = {"characters": "rbf", None: "rbf"}  # by kind of data
-INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, None: 10}  # by inference
+INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, "gibbs": 5, None: 10}  # by inference
 EPISODES: Table[int] = {"glyphs": 800, None: 8_000}  # by data set
 
 # Queries a class: this many, or what the smallest class has left.

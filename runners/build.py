@@ -17,11 +17,11 @@ import inference
 import models
 from inference.inner.base import InferenceKernel
 from inference.outer.objectives import check_combination
-from models.deep_kernel import DeepKernel
+from models.deep_kernel import DeepKernel, starting_values
 from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import Likelihood
 from runners import run_directory
-from runners.configuration import RunConfig, override_targets
+from runners.configuration import RunConfig, override_targets, prior_mean
 from runners.data import check_images
 from runners.overrides import ConfigError, converted
 from runners.run_directory import RunDirectory, RunError
@@ -84,10 +84,12 @@ def _deep_kernel(
     config: RunConfig, image_shape: tuple[int, int, int], kernel_arguments: dict, backbone_arguments: dict
 ) -> DeepKernel:
     make_kernel = models.KERNELS[config.kernel]
-    starts = {name: kernel_arguments.pop(name) for name in make_kernel().initial().keys() & kernel_arguments.keys()}
+    mean = prior_mean(config)
+    named = starting_values(make_kernel(), mean).keys() & kernel_arguments.keys()
+    starts = {name: kernel_arguments.pop(name) for name in named}
     rngs = nnx.Rngs(keys(config.seed)[0])
     backbone = models.BACKBONES[config.backbone](image_shape, rngs=rngs, **backbone_arguments)
-    deep_kernel = DeepKernel(backbone, make_kernel(**kernel_arguments), rngs=rngs, classes=config.way)
+    deep_kernel = DeepKernel(backbone, make_kernel(**kernel_arguments), rngs=rngs, classes=config.way, mean=mean)
     for name, value in starts.items():
         deep_kernel.hyper[name][...] = jnp.asarray(value, jnp.result_type(float))
     return deep_kernel

@@ -6,16 +6,12 @@ from typing import Any
 
 import inference
 import models
+from models.deep_kernel import starting_values
 from runners import automatic
 from runners.overrides import ConfigError, Override, check_overrides, converted
 
 AUTO = "auto"
-PLANNED = {
-    "likelihood": ("logistic-softmax", "one-vs-each"),
-    "inference": ("cavi", "gibbs", "laplace"),
-    "hypergradient": ("implicit",),
-    "backbone": ("resnet12",),
-}
+PLANNED = {"backbone": ("resnet12",)}
 REGISTRIES: dict[str, Mapping[str, Callable]] = {
     "likelihood": models.LIKELIHOODS,
     "inference": inference.INFERENCE,
@@ -146,7 +142,8 @@ def resolve(config: RunConfig) -> RunConfig:
 def override_targets(config: RunConfig) -> dict[str, list[Override]]:
     """What `--set` may name: per group the constructors and the starting values that take part in this run."""
     kernel = models.KERNELS[config.kernel]
-    starts = [Override(name, float, value) for name, value in kernel().initial().items()]
+    values = starting_values(kernel(), prior_mean(config))
+    starts = [Override(name, float, value) for name, value in values.items()]
     return {
         "inference": Override.of(inference.INFERENCE[config.inference]),
         "likelihood": Override.of(models.LIKELIHOODS[config.likelihood]),
@@ -154,6 +151,11 @@ def override_targets(config: RunConfig) -> dict[str, list[Override]]:
         "backbone": Override.of(models.BACKBONES[config.backbone]),
         "trainer": Override.of(TrainerSettings),
     }
+
+
+def prior_mean(config: RunConfig) -> float | None:
+    """Where the learned prior mean of the latents starts; None where the likelihood knows differences only."""
+    return models.LIKELIHOODS[config.likelihood]().prior_mean
 
 
 def default_run_dir(config: RunConfig) -> str:

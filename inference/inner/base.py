@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from models.gaussian import GaussianPosterior, GaussianPrior, Marginals, Query, Sites, condition
+from models.block_gaussian import JointMarginals
+from models.gaussian import AnySites, GaussianPrior, Marginals, Query, Sites, condition, prior_marginals, prior_root
+from models.likelihoods.base import Likelihood
 
 
 class Mask(NamedTuple):
@@ -29,13 +31,15 @@ class Code(enum.IntEnum):
     NOT_CONVERGED = 1
     NON_FINITE = 2
     INDEFINITE_KERNEL = 3
+    IMPLICIT_UNRELIABLE = 4
 
 
 class Info(NamedTuple):
     """Diagnostics of a step. elbo: the lower bound itself (larger is better), in nats, at the state returned.
 
     residual: distance from the fixed point (METHODS 3.1), 0 where it does not apply. code: a `Code`.
-    clipped: number of site precisions that were negative and set to 0.
+    clipped: number of site precisions that were negative and set to 0. A sampler has no bound and no fixed point: its
+    elbo is the mean over chains of log p(y | f) at the draws, to be watched, not maximised.
     """
 
     elbo: Float[Array, ""]
@@ -45,24 +49,17 @@ class Info(NamedTuple):
 
 
 @runtime_checkable
-class State(Protocol):
-    """Every state offers its sites; `gradient`, a baseline without sites, raises."""
-
-    sites: Sites
-
-
-@runtime_checkable
 class Posterior(Protocol):
     """What prediction and the objectives need of a fitted q(f)."""
 
     kl: Float[Array, ""]
 
     @property
-    def marginals(self) -> Marginals:
+    def marginals(self) -> Marginals | JointMarginals:
         """Marginals at the labelled points."""
         ...
 
-    def predict(self, query: Query) -> Marginals:
+    def predict(self, query: Query) -> Marginals | JointMarginals:
         """Marginals at new inputs (G7)."""
         ...
 
@@ -71,12 +68,27 @@ class Traits(NamedTuple):
     """What the outer loop may ask of an algorithm.
 
     sites: it ends in Gaussian sites. differentiable_sites: its sites are an explicit function of the likelihood's
-    parameters, so that no gradient is stopped at them.
+    parameters, so that no gradient is stopped at them. evidence_value: `log_evidence` approximates log p(y) and its
+    total derivative means something; elsewhere it is a gradient at fixed sites. sampled: states are draws of a chain.
     """
 
     name: str
     sites: bool = True
     differentiable_sites: bool = False
+    evidence_value: bool = False
+    sampled: bool = False
+
+
+class FixedPoint(NamedTuple):
+    """The algorithm as the iteration of a map without damping or clipping, for implicit differentiation.
+
+    read(state) -> the iterated variables; write(state, variables) -> state; update(state, prior, y, mask) -> variables
+    after one application of the map.
+    """
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], Any]
+    update: Callable[[Any, GaussianPrior, Int[Array, " N"], Mask | None], Any]
 
 
 class InferenceKernel(NamedTuple):
@@ -84,14 +96,18 @@ class InferenceKernel(NamedTuple):
 
     init(key, prior, y, mask) -> state; step(key, state, prior, y, mask) -> (state, info);
     posterior(state, prior) -> q(f) of the state's sites under that prior;
-    elbo(state, posterior, y, mask) -> the bound (E1), its expectation taken over the state's own nodes.
+    elbo(state, posterior, y, mask) -> the bound (E1), its expectation taken over the state's own nodes;
+    log_evidence(state, prior) -> log Z of the state's sites under that prior (E2), None without sites;
+    fixed_point: None for algorithms that have none.
     """
 
     init: Callable[[Key[Array, ""], GaussianPrior, Int[Array, " N"], Mask | None], Any]
     step: Callable[[Key[Array, ""], Any, GaussianPrior, Int[Array, " N"], Mask | None], tuple[Any, Info]]
     posterior: Callable[[Any, GaussianPrior], Any]
     elbo: Callable[[Any, Any, Int[Array, " N"], Mask | None], Float[Array, ""]]
+    log_evidence: Callable[[Any, GaussianPrior], Float[Array, ""]] | None
     traits: Traits
+    fixed_point: FixedPoint | None = None
 
 
 def run(
@@ -120,6 +136,7 @@ def fit(
     """State after a fixed number of steps, and the Info of every step stacked along a leading axis [steps]."""
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
+    prior = prepared(kernel, prior)
     start, loop = jax.random.split(key)
 
     def body(state: Any, step_key: Array) -> tuple[Any, Info]:
@@ -142,6 +159,7 @@ def fit_to_tolerance(
 
     The code is NOT_CONVERGED where the tolerance was not reached. Not differentiable in reverse mode.
     """
+    prior = prepared(kernel, prior)
     start, loop = jax.random.split(key)
     state, info = kernel.step(loop, kernel.init(start, prior, y, mask), prior, y, mask)
 
@@ -159,6 +177,13 @@ def fit_to_tolerance(
     return state, info._replace(code=jnp.where(late, Code.NOT_CONVERGED, info.code)), count
 
 
+def prepared(kernel: InferenceKernel, prior: GaussianPrior) -> GaussianPrior:
+    """The prior with its root (G8) where the kernel draws from it: decomposed once, not in every step."""
+    if kernel.traits.sampled and prior.root is None:
+        return prior._replace(root=prior_root(prior).factor)
+    return prior
+
+
 def sum_over_points(values: Float[Array, " N"], mask: Mask | None) -> Float[Array, ""]:
     """Sum over the points that are real."""
     return jnp.sum(values if mask is None else jnp.where(mask.points, values, 0.0))
@@ -169,12 +194,28 @@ def classes_of(mask: Mask | None) -> Bool[Array, " C"] | None:
     return None if mask is None else mask.classes
 
 
-def mask_sites(sites: Sites, mask: Mask | None) -> Sites:
+def mask_sites(sites: AnySites, mask: Mask | None) -> Any:
     """Sites of the real points and classes; all others say nothing (h = W = 0)."""
-    if mask is None:
-        return sites
-    real = mask.classes[:, None] & mask.points
-    return Sites(jnp.where(real, sites.shift, 0.0), jnp.where(real, sites.precision, 0.0))
+    return sites if mask is None else sites.masked(mask.classes[:, None] & mask.points)
+
+
+def expected_data(
+    likelihood: Likelihood,
+    y: Int[Array, " N"],
+    marginals: Marginals | JointMarginals,
+    points: Any,
+    mask: Mask | None,
+) -> Float[Array, ""]:
+    """E_q log p(y | f), summed over the points that are real."""
+    return sum_over_points(likelihood.expected_log_prob(y, marginals, points, classes_of(mask)), mask)
+
+
+def prior_marginals_like(sites: Any, prior: GaussianPrior) -> Marginals | JointMarginals:
+    """Marginals of the prior in the form that the posterior with such sites has."""
+    marginals = prior_marginals(prior)
+    if isinstance(sites, Sites):
+        return marginals
+    return JointMarginals(marginals.mean, marginals.covariance_blocks())
 
 
 def require(condition_met: bool, kernel: str, likelihood: object, needs: str, instead: str) -> None:
@@ -189,6 +230,11 @@ def finite_code(*values: Array) -> Int[Array, ""]:
     return jnp.where(finite, Code.OK, Code.NON_FINITE)
 
 
-def gaussian_posterior(state: State, prior: GaussianPrior) -> GaussianPosterior:
-    """The state's sites under a prior: the `posterior` of every kernel that has sites."""
+def gaussian_posterior(state: Any, prior: GaussianPrior) -> Any:
+    """The state's sites under a prior: the `posterior` of kernels whose state holds them."""
     return condition(prior, state.sites)
+
+
+def relative_distance(value: Float[Array, "..."], target: Float[Array, "..."], slope: Float[Array, "..."]) -> Array:
+    """Largest |value - target| / max(1, |slope|)."""
+    return jnp.max(jnp.abs(value - target) / jnp.maximum(1.0, jnp.abs(slope)))

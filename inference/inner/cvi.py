@@ -11,29 +11,35 @@ and y the change of the direction; at most three times the last one, and FIRST_S
 variances are the largest, the full step overshoots most. Lengths beyond 1 shorten the slow directions of large output
 scales; a precision that such a step would make negative becomes 0. A step that would lower the ELBO is refused and
 retried at half its length. Each step costs one factorisation and one gradient, refused or not.
+
+With `covariance="block"` q couples the classes of a point: g_v is the gradient in the covariance [C, C] of each point,
+W^ and the sites are blocks, no step is longer than 1, so that they stay positive semi-definite.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from inference.inner.base import (
+    FixedPoint,
     InferenceKernel,
     Info,
     Mask,
     Traits,
-    classes_of,
+    expected_data,
     finite_code,
     gaussian_posterior,
     mask_sites,
+    prior_marginals_like,
+    relative_distance,
     require,
-    sum_over_points,
 )
+from models.block_gaussian import BlockSites, JointMarginals, zero_block_sites
 from models.expectations import ExpectationRule, MonteCarlo, Points
-from models.gaussian import GaussianPosterior, GaussianPrior, Marginals, Sites, condition, prior_marginals, zero_sites
+from models.gaussian import GaussianPrior, Marginals, Sites, condition, log_normaliser, zero_sites
 from models.likelihoods.base import Likelihood
 
 FIRST_STEP = 0.2  # of 0.1, 0.2, 0.3, 0.5 and 1 the one with the smallest gap after 3 and 5 steps, on average
@@ -47,8 +53,8 @@ class CVIState(NamedTuple):
     expectations (None: deterministic).
     """
 
-    sites: Sites
-    target: Sites
+    sites: Sites | BlockSites
+    target: Sites | BlockSites
     elbo: Float[Array, ""]
     residual: Float[Array, ""]
     rho: Float[Array, ""]
@@ -56,26 +62,36 @@ class CVIState(NamedTuple):
 
 
 def cvi(
-    likelihood: Likelihood, *, rho: float | None = None, expectation: ExpectationRule | None = None
+    likelihood: Likelihood,
+    *,
+    rho: float | None = None,
+    covariance: str = "diagonal",
+    expectation: ExpectationRule | None = None,
 ) -> InferenceKernel:
     """Conjugate-computation VI for any tier-1 likelihood.
 
     rho: None chooses every step's length; a number in (0, 1] is used as it is, without a safeguard (as published).
-    expectation: rule for E_q[log p(y | f)]; default MonteCarlo(256), which leaves 0.05 to 0.4 nats against Exact().
-    Raises TypeError for an object that is no likelihood, ValueError for rho outside (0, 1].
+    covariance: "diagonal" sites, or "block" ones for a q in which the classes of a point are dependent; those are dense
+    and limited to N C = 4,000. expectation: rule for E_q[log p(y | f)]; default MonteCarlo(256), which leaves 0.05 to
+    0.4 nats against Exact(). Raises TypeError for an object that is no likelihood, ValueError for rho outside (0, 1]
+    and for other covariances.
     """
     require(
         isinstance(likelihood, Likelihood), "cvi", likelihood, "log_prob, expected_log_prob and predict", "a Likelihood"
     )
     if rho is not None and not 0 < rho <= 1:
         raise ValueError(f"rho must lie in (0, 1], got {rho}; None chooses it at every step")
+    if covariance not in ("diagonal", "block"):
+        raise ValueError(f'covariance must be "diagonal" or "block", got {covariance!r}')
+    block = covariance == "block"
     rule = MonteCarlo() if expectation is None else expectation
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CVIState:
         points = rule.points(key, prior.mean.shape[0], prior.mean.dtype)
         first = jnp.asarray(FIRST_STEP if rho is None else rho, prior.mean.dtype)
-        target, data, _, _ = _target(likelihood, prior_marginals(prior), y, mask, points)
-        return CVIState(zero_sites(prior), target, data, jnp.full_like(data, jnp.inf), first, points)
+        start = zero_block_sites(prior) if block else zero_sites(prior)
+        target, data, _, _ = _target(likelihood, prior_marginals_like(start, prior), y, mask, points)
+        return CVIState(start, target, data, jnp.full_like(data, jnp.inf), first, points)
 
     def step(
         key: Key[Array, ""], state: CVIState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
@@ -94,63 +110,87 @@ def cvi(
             rounding = 100 * jnp.finfo(elbo.dtype).eps * magnitude
             accepted = elbo >= state.elbo - rounding
             change = _subtract(direction, _subtract(target, proposal))
-            secant = _secant_length(state.rho, direction, change, posterior.variance)
+            secant = _secant_length(state.rho, direction, change, posterior, 1.0 if block else LONGEST_STEP)
             following = jnp.where(accepted, secant, jnp.maximum(0.5 * state.rho, SHORTEST_STEP))
         moved = CVIState(proposal, target, elbo, _residual(posterior, proposal, slope, target), following, state.points)
         state = jax.tree.map(partial(jnp.where, accepted), moved, state._replace(rho=following))
         return state, Info(state.elbo, state.residual, finite_code(elbo, *proposal), clipped)
 
-    def elbo(state: CVIState, posterior: GaussianPosterior, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
-        data = likelihood.expected_log_prob(y, posterior.marginals, state.points, classes_of(mask))
-        return sum_over_points(data, mask) - posterior.kl
+    def elbo(state: CVIState, posterior: Any, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
+        return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl
 
-    return InferenceKernel(init, step, gaussian_posterior, elbo, Traits("cvi"))
+    def log_evidence(state: CVIState, prior: GaussianPrior) -> Float[Array, ""]:
+        return log_normaliser(prior, state.sites)
+
+    def update(state: CVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Any:
+        return _target(likelihood, condition(prior, state.sites).marginals, y, mask, state.points)[0]
+
+    fixed_point = FixedPoint(lambda state: state.sites, lambda state, sites: state._replace(sites=sites), update)
+    return InferenceKernel(init, step, gaussian_posterior, elbo, log_evidence, Traits("cvi"), fixed_point)
 
 
 def _target(
-    likelihood: Likelihood, marginals: Marginals, y: Array, mask: Mask | None, points: Points | None
-) -> tuple[Sites, Array, Array, Array]:
+    likelihood: Likelihood, marginals: Marginals | JointMarginals, y: Array, mask: Mask | None, points: Points | None
+) -> tuple[Any, Array, Array, Array]:
     """Target sites (C1), E_q[log p(y | f)], its slope g_m [C, N], and how many precisions were clipped at 0."""
+    value, (slope, curvature) = jax.value_and_grad(lambda q: expected_data(likelihood, y, q, points, mask))(marginals)
+    if isinstance(marginals, JointMarginals):
+        precision, clipped = _positive_part(-(curvature + jnp.swapaxes(curvature, 1, 2)))
+        sites: Any = BlockSites(slope, precision)
+        sites = sites._replace(shift=slope + sites.times(marginals.mean))
+    else:
+        precision, clipped = jnp.maximum(-2 * curvature, 0.0), jnp.sum(curvature > 0)
+        sites = Sites(slope + precision * marginals.mean, precision)
+    return mask_sites(sites, mask), value, slope, clipped
 
-    def data(inner: Marginals) -> Array:
-        return sum_over_points(likelihood.expected_log_prob(y, inner, points, classes_of(mask)), mask)
 
-    value, (slope, curvature) = jax.value_and_grad(data)(marginals)
-    precision = jnp.maximum(-2 * curvature, 0.0)
-    sites = mask_sites(Sites(slope + precision * marginals.mean, precision), mask)
-    return sites, value, slope, jnp.sum(curvature > 0)
+def _positive_part(blocks: Array) -> tuple[Array, Array]:
+    """Blocks [N, C, C] with negative eigenvalues set to 0, and how many there were; derivatives pass unclipped."""
+    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(blocks))
+    floor = -blocks.shape[-1] * jnp.finfo(blocks.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
+    missing = jnp.where(values < 0, values, 0.0)
+    excess = jnp.einsum("nci,ni,ndi->ncd", vectors, missing, vectors)
+    return blocks - excess, jnp.sum(values < floor)
 
 
-def _residual(posterior: GaussianPosterior, sites: Sites, slope: Array, target: Sites) -> Array:
+def _residual(posterior: Any, sites: Any, slope: Array, target: Any) -> Array:
     """max(|alpha - g_m|, |W - W^| v), relative to max(1, |g_m|): zero exactly at the fixed point."""
-    scale = jnp.maximum(1.0, jnp.abs(slope))
-    mean_part = jnp.abs(posterior.alpha - slope) / scale
-    variance_part = jnp.abs(sites.precision - target.precision) * posterior.variance / scale
-    return jnp.maximum(jnp.max(mean_part), jnp.max(variance_part))
+    mean_part = relative_distance(posterior.alpha, slope, slope)
+    if isinstance(sites, Sites):
+        difference = (sites.precision - target.precision) * posterior.variance
+        return jnp.maximum(mean_part, relative_distance(difference, jnp.zeros_like(slope), slope))
+    deviation = jnp.sqrt(jnp.maximum(posterior.variance, 0.0)).T
+    difference = (sites.precision - target.precision) * deviation[:, :, None] * deviation[:, None, :]
+    return jnp.maximum(mean_part, relative_distance(difference, jnp.zeros_like(difference), slope.T[:, :, None]))
 
 
-def _secant_length(rho: Array, direction: Sites, change: Sites, variance: Array) -> Array:
+def _secant_length(rho: Array, direction: Any, change: Any, posterior: Any, limit: float) -> Array:
     """Barzilai-Borwein length <s, s> / <s, y> with s = rho direction and y = change, at most 3 rho.
 
     It divides only where the ratio is below that, so that unrolling past the fixed point has a finite derivative.
     """
-    squared, curvature = rho * _inner(variance, direction, direction), _inner(variance, direction, change)
-    longest = jnp.minimum(LONGEST_STEP, 3.0 * rho)
+    squared, curvature = rho * _inner(posterior, direction, direction), _inner(posterior, direction, change)
+    longest = jnp.minimum(limit, 3.0 * rho)
     curved = squared < longest * curvature
     length = jnp.where(curved, squared / jnp.where(curved, curvature, 1.0), longest)
     return jnp.where(squared > 0, jnp.maximum(length, SHORTEST_STEP), 1.0)
 
 
-def _inner(variance: Array, left: Sites, right: Sites) -> Array:
-    """Inner product in the Fisher metric of independent normals: v for shifts, v^2 / 2 for precisions."""
-    shifts = variance * left.shift * right.shift
-    return jnp.sum(shifts + 0.5 * variance**2 * left.precision * right.precision)
+def _inner(posterior: Any, left: Any, right: Any) -> Array:
+    """Inner product in the Fisher metric of normals, point by point: h V h for shifts, tr(V L V L) / 2 besides."""
+    if isinstance(left, Sites):
+        variance = posterior.variance
+        shifts = variance * left.shift * right.shift
+        return jnp.sum(shifts + 0.5 * variance**2 * left.precision * right.precision)
+    spread = posterior.covariance
+    shifts = jnp.einsum("cn,ncd,dn->", left.shift, spread, right.shift)
+    return shifts + 0.5 * jnp.einsum("nab,nbc,ncd,nda->", spread, left.precision, spread, right.precision)
 
 
-def _subtract(left: Sites, right: Sites) -> Sites:
+def _subtract(left: Any, right: Any) -> Any:
     return jax.tree.map(jnp.subtract, left, right)
 
 
-def _add(sites: Sites, length: Array, direction: Sites) -> Sites:
+def _add(sites: Any, length: Array, direction: Any) -> Any:
     moved = jax.tree.map(lambda site, part: site + length * part, sites, direction)
-    return moved._replace(precision=jnp.maximum(moved.precision, 0.0))
+    return moved._replace(precision=jnp.maximum(moved.precision, 0.0)) if isinstance(sites, Sites) else moved

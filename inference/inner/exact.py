@@ -6,7 +6,7 @@ The sites are a function of the likelihood's noise and nothing is stopped at the
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from inference.inner.base import (
     InferenceKernel,
@@ -14,20 +14,22 @@ from inference.inner.base import (
     Mask,
     Traits,
     classes_of,
+    expected_data,
     finite_code,
     gaussian_posterior,
     mask_sites,
     require,
     sum_over_points,
 )
-from models.gaussian import GaussianPosterior, GaussianPrior, Sites, condition
+from models.gaussian import GaussianPosterior, GaussianPrior, Sites, condition, log_normaliser
 from models.likelihoods.base import GaussianLikelihood
 
 
 class ExactState(NamedTuple):
-    """The likelihood's own sites."""
+    """The likelihood's own sites, and log p(y | f = 0), by which the likelihood exceeds them."""
 
     sites: Sites
+    log_scale: Float[Array, ""]
 
 
 def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
@@ -38,7 +40,8 @@ def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
         del key
         shift, precision = likelihood.gaussian_sites(y, prior.mean.shape[0])
         sites = Sites(shift.astype(prior.mean.dtype), precision.astype(prior.mean.dtype))
-        return ExactState(mask_sites(sites, mask))
+        at_zero = likelihood.log_prob(y, jnp.zeros_like(prior.mean), classes_of(mask))
+        return ExactState(mask_sites(sites, mask), sum_over_points(at_zero, mask))
 
     def step(
         key: Key[Array, ""], state: ExactState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
@@ -49,7 +52,10 @@ def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
 
     def elbo(state: ExactState, posterior: GaussianPosterior, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
         del state
-        data = likelihood.expected_log_prob(y, posterior.marginals, None, classes_of(mask))
-        return sum_over_points(data, mask) - posterior.kl
+        return expected_data(likelihood, y, posterior.marginals, None, mask) - posterior.kl
 
-    return InferenceKernel(init, step, gaussian_posterior, elbo, Traits("exact", differentiable_sites=True))
+    def log_evidence(state: ExactState, prior: GaussianPrior) -> Float[Array, ""]:
+        return log_normaliser(prior, state.sites) + state.log_scale
+
+    traits = Traits("exact", differentiable_sites=True, evidence_value=True)
+    return InferenceKernel(init, step, gaussian_posterior, elbo, log_evidence, traits)

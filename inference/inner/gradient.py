@@ -16,10 +16,9 @@ from inference.inner.base import (
     Info,
     Mask,
     Traits,
-    classes_of,
+    expected_data,
     finite_code,
     require,
-    sum_over_points,
 )
 from models.expectations import ExpectationRule, MonteCarlo, Points
 from models.gaussian import GaussianPrior, Marginals, Query, highest_precision, prior_root
@@ -81,8 +80,7 @@ def gradient(
         return GradientState(jnp.zeros((classes, rank), dtype), identity, rule.points(key, classes, dtype))
 
     def elbo(state: GradientState, posterior: FreeGaussian, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
-        data = likelihood.expected_log_prob(y, posterior.marginals, state.points, classes_of(mask))
-        return sum_over_points(data, mask) - posterior.kl
+        return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl
 
     def step(
         key: Key[Array, ""], state: GradientState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
@@ -103,7 +101,7 @@ def gradient(
         code = jnp.where(indefinite, Code.INDEFINITE_KERNEL, finite_code(value, residual))
         return moved, Info(value, residual, code, jnp.asarray(0))
 
-    return InferenceKernel(init, step, free_posterior, elbo, Traits("gradient", sites=False))
+    return InferenceKernel(init, step, free_posterior, elbo, None, Traits("gradient", sites=False))
 
 
 @highest_precision

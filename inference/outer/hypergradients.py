@@ -7,10 +7,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
+from jax.scipy.sparse.linalg import gmres
 from jaxtyping import Array, Int, Key
 
-from inference.inner.base import InferenceKernel, Info, Mask, fit
+from inference.inner.base import Code, InferenceKernel, Info, Mask, fit
 from models.gaussian import GaussianPrior
+
+TOLERANCE = 1e-2  # of the residual, for the derivative of a fixed point to be trusted
+KRYLOV = 60  # vectors that GMRES keeps before it restarts
 
 
 class Fitted(NamedTuple):
@@ -55,6 +61,49 @@ def unroll(
     """Differentiate through every step (what MD and CDKT do): memory grows with the steps."""
     state, info = fit(key, kernel, prior, y, mask, steps=steps)
     return Fitted(state, kernel.posterior(state, prior), _last(info))
+
+
+def implicit(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    mask: Mask | None,
+    steps: int,
+) -> Fitted:
+    """Differentiate the fixed point s = T(s, theta), whatever path led to it; T is the kernel's undamped map.
+
+    ds/dtheta = (I - dT/ds)^-1 dT/dtheta, applied to one vector by GMRES: forward it multiplies a displacement that is
+    zero, backward it is the transposed system of the implicit function theorem. Exact at the fixed point; the code is
+    IMPLICIT_UNRELIABLE where the residual exceeds TOLERANCE or a precision was clipped.
+    """
+    fixed_point = kernel.fixed_point
+    if fixed_point is None:
+        raise ValueError(f"inference {kernel.traits.name} has no fixed point; use hyper-gradient sites")
+    fixed_prior = jax.lax.stop_gradient(prior)
+    state, info = fit(key, kernel, fixed_prior, y, mask, steps=steps)
+    state, last = jax.lax.stop_gradient(state), _last(info)
+    start, unravel = ravel_pytree(fixed_point.read(state))
+
+    def mapped(flat: Array, under: GaussianPrior) -> Array:
+        return ravel_pytree(fixed_point.update(fixed_point.write(state, unravel(flat)), under, y, mask))[0]
+
+    image = mapped(start, prior)
+    _, push = jax.linearize(lambda flat: mapped(flat, fixed_prior), start)
+    displacement = image - jax.lax.stop_gradient(image)
+    tolerance = 100 * jnp.finfo(start.dtype).eps
+    solution, _ = gmres(
+        lambda vector: vector - push(vector),
+        displacement,
+        tol=tolerance,
+        restart=min(start.size, KRYLOV),
+        maxiter=-(-start.size // KRYLOV) + 2,
+        solve_method="incremental",
+    )
+    moved = fixed_point.write(state, unravel(start + solution))
+    unreliable = (last.residual > TOLERANCE) | (last.clipped > 0)
+    code = jnp.where(unreliable & (last.code == Code.OK), Code.IMPLICIT_UNRELIABLE, last.code)
+    return Fitted(moved, kernel.posterior(moved, prior), last._replace(code=code))
 
 
 def _last(info: Info) -> Info:

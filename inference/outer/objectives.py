@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from inference.inner.base import InferenceKernel, Info
-from inference.outer.hypergradients import Fitted, HyperGradient, sites, unroll
-from models.gaussian import GaussianPrior, Query, Sites, log_normaliser
+from inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
+from inference.predictive import predict
+from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import Likelihood
 
 
@@ -62,19 +63,17 @@ def elbo(key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: Pro
 def evidence(
     key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: Process, task: EmbeddedTask
 ) -> Outcome:
-    """(E2) log normaliser of the merged task's sites, as a gradient; its value is that of (E1).
-
-    log Z + sum_n (E_q log p(y_n | f_n) - E_q log t_n(f_n)) is (E1); the second part is stopped unless the sites are
-    differentiable (`exact`, for which it is the likelihood's constant).
-    """
+    """(E2) log evidence of the merged task's sites; where that is a gradient only, its value is that of (E1)."""
     del likelihood
     prior, y = _merged(process, task)
     fitted = inner.hypergradient(key, inner.kernel, prior, y, None, inner.steps)
-    bound = inner.kernel.elbo(fitted.state, fitted.posterior, y, None)
-    correction = bound + fitted.posterior.kl - _expected_log_sites(fitted.state.sites, fitted)
-    if not inner.kernel.traits.differentiable_sites:
-        correction = jax.lax.stop_gradient(correction)
-    return Outcome(log_normaliser(prior, fitted.state.sites) + correction, len(y), fitted.info)
+    if inner.kernel.log_evidence is None:
+        raise ValueError(f"inference {inner.kernel.traits.name} has no sites, so it has no evidence")
+    value = inner.kernel.log_evidence(fitted.state, prior)
+    if not inner.kernel.traits.evidence_value:
+        bound = inner.kernel.elbo(fitted.state, fitted.posterior, y, None)
+        value = value + jax.lax.stop_gradient(bound - value)
+    return Outcome(value, len(y), fitted.info)
 
 
 def predictive(
@@ -84,32 +83,41 @@ def predictive(
     fit_key, predict_key = jax.random.split(key)
     prior = process.prior(task.support)
     fitted = inner.hypergradient(fit_key, inner.kernel, prior, task.y_support, None, inner.steps)
-    marginals = fitted.posterior.predict(process.query(task.support, task.query))
-    probabilities = likelihood.predict(predict_key, marginals)
+    query = process.query(task.support, task.query)
+    probabilities = predict(predict_key, likelihood, fitted.posterior, query)
     own = jnp.take_along_axis(probabilities, task.y_query[:, None], axis=1)
     return Outcome(jnp.sum(jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny))), len(task.y_query), fitted.info)
 
 
 def check_combination(kernel: InferenceKernel, objective: Objective, hypergradient: HyperGradient) -> None:
     """Raises ValueError, with the reason, for a product of arguments that makes no sense (METHODS 4)."""
-    name = kernel.traits.name
-    if not kernel.traits.sites and (hypergradient is not unroll or objective is evidence):
+    reason = refusal(kernel, objective, hypergradient)
+    if reason:
         raise ValueError(
-            f"inference {name} has no sites, so it supports the objectives elbo and predictive with the hyper-gradient "
-            f"unroll only, got {objective.__name__} with {hypergradient.__name__}"
+            f"inference {kernel.traits.name} with objective {objective.__name__} and hyper-gradient "
+            f"{hypergradient.__name__} is refused: {reason}"
         )
-    if objective is evidence and hypergradient is not sites and not kernel.traits.differentiable_sites:
-        raise ValueError(
-            f"objective evidence with hyper-gradient {hypergradient.__name__} is refused for {name}: log Z gives a "
-            "gradient at fixed sites, its own total derivative is not that of any bound; use hyper-gradient sites"
+
+
+def refusal(kernel: InferenceKernel, objective: Objective, hypergradient: HyperGradient) -> str:
+    """Why a combination makes no sense; empty where it does."""
+    traits = kernel.traits
+    if not traits.sites and (hypergradient is not unroll or objective is evidence):
+        return "it has no sites, so it supports the objectives elbo and predictive with the hyper-gradient unroll only"
+    if traits.sampled and hypergradient is not sites:
+        return "its states are random draws, through which no gradient passes; use hyper-gradient sites"
+    if traits.sampled and objective is elbo:
+        return "draws maximise no bound; use evidence (Fisher's identity) or predictive"
+    if hypergradient is implicit and kernel.fixed_point is None:
+        return "its sites are known in closed form, there is no fixed point to differentiate; use hyper-gradient sites"
+    if objective is evidence and hypergradient is not sites and not traits.evidence_value:
+        return (
+            "log Z gives a gradient at fixed sites, its own total derivative is not that of any bound; use "
+            "hyper-gradient sites"
         )
+    return ""
 
 
 def _merged(process: Process, task: EmbeddedTask) -> tuple[GaussianPrior, Array]:
     features = jnp.concatenate([task.support, task.query])
     return process.prior(features), jnp.concatenate([task.y_support, task.y_query])
-
-
-def _expected_log_sites(factors: Sites, fitted: Fitted) -> Array:
-    mean, variance = fitted.posterior.mean, fitted.posterior.variance
-    return jnp.sum(factors.shift * mean - 0.5 * factors.precision * (mean**2 + variance))

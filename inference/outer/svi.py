@@ -184,7 +184,7 @@ def _outer_model(embedding: _Embedding, likelihood: Likelihood, tasks: LabelledT
     features, hyper = network(jnp.concatenate([tasks.x_support, tasks.x_query], axis=1))
     start = {name: jnp.asarray(value) for name, value in likelihood.parameters().items()}
     learned = numpyro.param(LIKELIHOOD, start) if start else {}
-    priors = {**embedding.deep_kernel.kernel.priors(), **likelihood.priors()}
+    priors = {**embedding.deep_kernel.priors(), **likelihood.priors()}
     for name, value in {**hyper, **learned}.items():
         numpyro.sample(f"{name}_prior", priors[name], obs=value)
     mutable(LOG, {"row": _empty_log()})

@@ -1,23 +1,32 @@
-"""What a likelihood must offer. Tier 1 is enough for cvi, laplace and NUTS; tier 2 (augmented latents) comes later.
+"""What a likelihood must offer. Tier 1 is enough for cvi and NUTS; tier 2, augmented latents, for cavi and gibbs.
 
 Letters: C classes, N points, Q queries, M nodes. y [N] int holds labels 0..C-1, f [C, N] the latent logits.
 `classes` [C] marks the classes that exist; a masked class enters no normaliser and is predicted with probability 0.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from models.block_gaussian import JointMarginals
 from models.expectations import Points
-from models.gaussian import Marginals
+from models.gaussian import AnySites, Marginals
 
 
 @runtime_checkable
 class Likelihood(Protocol):
-    """Tier 1: p(y | f) for independent labelled points. Implementations are frozen dataclasses and pytrees."""
+    """Tier 1: p(y | f) for independent labelled points. Implementations are frozen dataclasses and pytrees.
+
+    prior_mean: where a learned constant mean of f starts; None where only differences of logits matter.
+    """
+
+    @property
+    def prior_mean(self) -> float | None:
+        """Where a learned constant mean of f starts, or None."""
+        ...
 
     def parameters(self) -> dict[str, float | Array]:
         """Unconstrained scalars that the outer loop learns, by name; empty where there are none."""
@@ -40,7 +49,7 @@ class Likelihood(Protocol):
     def expected_log_prob(
         self,
         y: Int[Array, " N"],
-        marginals: Marginals,
+        marginals: Marginals | JointMarginals,
         points: Points | None = None,
         classes: Bool[Array, " C"] | None = None,
     ) -> Float[Array, " N"]:
@@ -48,7 +57,7 @@ class Likelihood(Protocol):
         ...
 
     def predict(
-        self, key: Key[Array, ""], marginals: Marginals, classes: Bool[Array, " C"] | None = None
+        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, "Q C"]:
         """Class probabilities E_q p(y = k | f) of every query; rows sum to 1."""
         ...
@@ -71,6 +80,91 @@ class GaussianLikelihood(Likelihood, Protocol):
         ...
 
 
+@runtime_checkable
+class SmoothLikelihood(Likelihood, Protocol):
+    """A likelihood that offers its local Gaussian approximation, which is what `laplace` needs."""
+
+    def local_sites(
+        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> AnySites:
+        """Sites with the slope of log p(y | f) at f, and a positive semi-definite curvature L: h = slope + L f."""
+        ...
+
+
+@runtime_checkable
+class AugmentedLikelihood(Likelihood, Protocol):
+    """Tier 2: latents `aux` given which the likelihood is a Gaussian site. Two columns of verbs, one recipe.
+
+    Gibbs calls the sampled column (aux_conditional, sites), CAVI the expected one (aux_posterior, expected_sites);
+    a method that ends in `_model`, or begins with `log_`, states the same model for NumPyro and for tests.
+    """
+
+    def aux_conditional(
+        self,
+        key: Key[Array, ""],
+        y: Int[Array, " N"],
+        f: Float[Array, "C N"],
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Any:
+        """An exact draw of aux given y and f."""
+        ...
+
+    def sites(self, y: Int[Array, " N"], aux: Any, classes: Bool[Array, " C"] | None = None) -> AnySites:
+        """p(y, aux | f) as a function of f: its sites."""
+        ...
+
+    def aux_posterior(
+        self,
+        y: Int[Array, " N"],
+        marginals: Marginals | JointMarginals,
+        aux: Any = None,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Any:
+        """Factors q(aux) that raise the bound given q(f); `aux` holds the last ones (None at first)."""
+        ...
+
+    def expected_sites(self, y: Int[Array, " N"], aux: Any, classes: Bool[Array, " C"] | None = None) -> AnySites:
+        """exp E_q(aux) log p(y, aux | f) as a function of f: its sites."""
+        ...
+
+    def augmented_bound(
+        self,
+        y: Int[Array, " N"],
+        marginals: Marginals | JointMarginals,
+        aux: Any,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Float[Array, " N"]:
+        """E_q[log p(y_n, aux | f_n) - log q(aux)], at most E_q log p(y_n | f_n)."""
+        ...
+
+    def aux_model(self, y: Int[Array, " N"], f: Float[Array, "C N"]) -> None:
+        """aux as NumPyro sample sites, and the tilt p(y, aux | f) / p(aux) as a factor."""
+        ...
+
+    def log_joint(self, y: Int[Array, " N"], aux: Any, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+        """log p(y_n, aux | f_n)."""
+        ...
+
+    def log_conditional(self, y: Int[Array, " N"], aux: Any, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+        """log p(aux | y_n, f_n)."""
+        ...
+
+
 def one_hot(y: Int[Array, " N"], classes: int, dtype: jnp.dtype = jnp.float32) -> Float[Array, "C N"]:
     """Y with Y[c, n] = 1 where y_n = c."""
     return jax.nn.one_hot(y, classes, axis=0, dtype=dtype)
+
+
+def own(y: Int[Array, " N"], values: Float[Array, "C N"]) -> Float[Array, " N"]:
+    """The entry of every point's own class."""
+    return jnp.sum(one_hot(y, values.shape[0], values.dtype) * values, axis=0)
+
+
+def present(values: Float[Array, "C N"], classes: Bool[Array, " C"] | None) -> Float[Array, "C N"]:
+    """Log weights with -inf for classes that do not exist."""
+    return values if classes is None else jnp.where(classes[:, None], values, -jnp.inf)
+
+
+def present_or_zero(values: Float[Array, "C N"], classes: Bool[Array, " C"] | None) -> Float[Array, "C N"]:
+    """Values with 0 for classes that do not exist."""
+    return values if classes is None else jnp.where(classes[:, None], values, 0.0)

@@ -1,12 +1,14 @@
 """Label regression (DKT): each one-versus-rest label, coded as -1 or 1, is regressed with Gaussian noise."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from models.block_gaussian import JointMarginals
 from models.expectations import Points
 from models.gaussian import Marginals
 from models.likelihoods.base import one_hot
@@ -21,6 +23,8 @@ class LabelRegression:
     """
 
     noise: float | Float[Array, ""] = 0.1
+
+    prior_mean: ClassVar[float | None] = 0.0
 
     def parameters(self) -> dict[str, float | Array]:
         """log s2."""
@@ -43,7 +47,7 @@ class LabelRegression:
     def expected_log_prob(
         self,
         y: Int[Array, " N"],
-        marginals: Marginals,
+        marginals: Marginals | JointMarginals,
         points: Points | None = None,
         classes: Bool[Array, " C"] | None = None,
     ) -> Float[Array, " N"]:
@@ -59,7 +63,7 @@ class LabelRegression:
         return target / self.noise, jnp.ones_like(target) / self.noise
 
     def predict(
-        self, key: Key[Array, ""], marginals: Marginals, classes: Bool[Array, " C"] | None = None
+        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, "Q C"]:
         """softmax_k 2 m_k / (v_k + s2); the key is not used."""
         del key

@@ -1,6 +1,7 @@
 """Softmax likelihood: p(y = k | f) = exp f_k / sum_c exp f_c (MD section 2.2)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +9,10 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from models.block_gaussian import JointMarginals, SimplexSites
 from models.expectations import MonteCarlo, Points, expect, expected_log_sum_exp
 from models.gaussian import Marginals
-from models.likelihoods.base import one_hot
+from models.likelihoods.base import one_hot, own, present
 
 
 @jax.tree_util.register_static
@@ -22,6 +24,8 @@ class Softmax:
     """
 
     prediction_draws: int = 512
+
+    prior_mean: ClassVar[float | None] = None
 
     def parameters(self) -> dict[str, float | Array]:
         """None."""
@@ -40,27 +44,32 @@ class Softmax:
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, " N"]:
         """log p(y_n | f_n) = f_{y_n} - log sum_c exp f_c."""
-        return _own(y, f) - logsumexp(_present(f, classes), axis=0)
+        return own(y, f) - logsumexp(present(f, classes), axis=0)
 
     def expected_log_prob(
         self,
         y: Int[Array, " N"],
-        marginals: Marginals,
+        marginals: Marginals | JointMarginals,
         points: Points | None = None,
         classes: Bool[Array, " C"] | None = None,
     ) -> Float[Array, " N"]:
-        """E_q log p(y_n | f_n) = m_{y_n} - E log sum_c exp f_c; exact one-dimensional sums without points."""
+        """E_q log p(y_n | f_n) = m_{y_n} - E log sum_c exp f_c; exact one-dimensional sums without points.
+
+        Raises ValueError without points for classes that are coupled in q.
+        """
         if points is None:
-            return _own(y, marginals.mean) - expected_log_sum_exp(marginals, classes)
-        return _own(y, marginals.mean) - expect(lambda f: logsumexp(_present(f, classes), axis=0), marginals, points)
+            if isinstance(marginals, JointMarginals):
+                raise ValueError("softmax has no deterministic expectation over coupled classes; pass points")
+            return own(y, marginals.mean) - expected_log_sum_exp(marginals, classes)
+        return own(y, marginals.mean) - expect(lambda f: logsumexp(present(f, classes), axis=0), marginals, points)
 
     def predict(
-        self, key: Key[Array, ""], marginals: Marginals, classes: Bool[Array, " C"] | None = None
+        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, "Q C"]:
         """E_q softmax(f) by Monte Carlo with draws shared by all queries (common random numbers)."""
         mean = marginals.mean
         points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
-        return expect(lambda f: jax.nn.softmax(_present(f, classes), axis=0), marginals, points).T
+        return expect(lambda f: jax.nn.softmax(present(f, classes), axis=0), marginals, points).T
 
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f."""
@@ -71,10 +80,10 @@ class Softmax:
         del classes
         return y
 
-
-def _own(y: Array, values: Array) -> Array:
-    return jnp.sum(one_hot(y, values.shape[0], values.dtype) * values, axis=0)
-
-
-def _present(f: Array, classes: Array | None) -> Array:
-    return f if classes is None else jnp.where(classes[:, None], f, -jnp.inf)
+    def local_sites(
+        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> SimplexSites:
+        """Sites with the slope Y - p and minus the Hessian diag p - p p^T of log p(y | f) at f."""
+        p = jax.nn.softmax(present(f, classes), axis=0)
+        flat = SimplexSites(one_hot(y, f.shape[0], f.dtype) - p, p, jnp.ones_like(f))
+        return flat._replace(shift=flat.shift + flat.times(f))

@@ -1,0 +1,253 @@
+"""Logistic-softmax: p(y = k | f) = s(g_k) / sum_c s(g_c), g = f / tau, s the logistic function (CDKT section 3.1).
+
+Three augmentations make it conditionally Gaussian. With S = sum_c s(g_c),
+
+    (LS1) 1 / S = int_0^inf exp(-lambda S) dlambda
+    (LS2) exp(-lambda s(g)) = sum_m Poisson(m; lambda) s(-g)^m
+    (LS3) s(g)^y s(-g)^m = 2^-(m+y) exp((y - m) g / 2) E[exp(-omega g^2 / 2)],  omega ~ PG(m + y, 0)
+
+so p(y, lambda, m, omega | f) is a Gaussian site in f with h = (y - m) / (2 tau), W = omega / tau^2 (A1).
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax.scipy.special import digamma, gammaln, logsumexp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from models.block_gaussian import JointMarginals, SimplexSites
+from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
+from models.gaussian import Marginals, Sites
+from models.likelihoods.base import one_hot, own, present, present_or_zero
+from models.polya_gamma import (
+    PolyaGamma,
+    log_cosh_half,
+    polya_gamma_log_prob,
+    polya_gamma_mean,
+    sample_polya_gamma,
+)
+
+
+class LogisticSoftmaxLatents(NamedTuple):
+    """A draw of the latents: rate lambda [N], counts m and omega [C, N]."""
+
+    rate: Float[Array, " N"]
+    counts: Float[Array, "C N"]
+    omega: Float[Array, "C N"]
+
+
+class LogisticSoftmaxFactors(NamedTuple):
+    """Factors of q: lambda ~ Gamma(shape, C) [N], m ~ Poisson(counts), omega | m ~ PG(m + y, tilt), both [C, N]."""
+
+    shape: Float[Array, " N"]
+    counts: Float[Array, "C N"]
+    tilt: Float[Array, "C N"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class LogisticSoftmax:
+    """Logistic-softmax with temperature tau: where all f < 0 it sharpens as tau falls, and it is softmax-like.
+
+    prediction_draws: size of the Monte-Carlo rule of `predict`.
+    """
+
+    temperature: float | Float[Array, ""] = 1.0
+    prediction_draws: int = field(default=512, metadata={"static": True})
+
+    prior_mean: ClassVar[float | None] = -3.0
+
+    def parameters(self) -> dict[str, float | Array]:
+        """log tau."""
+        return {"log_temperature": jnp.log(jnp.asarray(self.temperature))}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        """log tau ~ N(its start, 0.5^2): only f / tau matters, so tau is known no better than the output scale."""
+        return {"log_temperature": dist.Normal(jnp.log(jnp.asarray(self.temperature)), 0.5)}
+
+    def with_parameters(self, values: dict[str, Array]) -> "LogisticSoftmax":
+        """The same with tau = exp(log_temperature)."""
+        return replace(self, temperature=jnp.exp(values["log_temperature"])) if values else self
+
+    def log_prob(
+        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, " N"]:
+        """log s(g_y) - log sum_c s(g_c)."""
+        log_sigmoid = jax.nn.log_sigmoid(f / self.temperature)
+        return own(y, log_sigmoid) - logsumexp(present(log_sigmoid, classes), axis=0)
+
+    def expected_log_prob(
+        self,
+        y: Int[Array, " N"],
+        marginals: Marginals | JointMarginals,
+        points: Points | None = None,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Float[Array, " N"]:
+        """E_q log p(y_n | f_n); one-dimensional sums without points, which need classes that are independent in q."""
+        if points is not None:
+            return expect(lambda f: self.log_prob(y, f, classes), marginals, points)
+        scaled = Marginals(marginals.mean / self.temperature, marginals.variance / self.temperature**2)
+        first = own(y, expected_log_sigmoid(scaled.mean, scaled.variance))
+        if isinstance(marginals, JointMarginals):
+            raise ValueError("logistic-softmax has no deterministic expectation over coupled classes; pass points")
+        return first - expected_log_sum_sigmoid(scaled, classes)
+
+    def predict(
+        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, "Q C"]:
+        """E_q p(k | f) by Monte Carlo with draws shared by all queries."""
+        mean = marginals.mean
+        points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
+
+        def probabilities(f: Array) -> Array:
+            return jax.nn.softmax(present(jax.nn.log_sigmoid(f / self.temperature), classes), axis=0)
+
+        return expect(probabilities, marginals, points).T
+
+    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
+        """Labels y [N] given f."""
+        return dist.Categorical(logits=jax.nn.log_sigmoid(f / self.temperature).T).to_event(1)
+
+    def observed(self, y: Int[Array, " N"], classes: int) -> Int[Array, " N"]:
+        """The labels themselves."""
+        del classes
+        return y
+
+    def local_sites(
+        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> SimplexSites:
+        """Sites with the slope of log p(y | f) at f and its Fisher information J (diag p - p p^T) J, J = (1 - s) / tau.
+
+        The Hessian itself can be indefinite; it has the same expectation over y.
+        """
+        p = jax.nn.softmax(present(jax.nn.log_sigmoid(f / self.temperature), classes), axis=0)
+        slope = jax.nn.sigmoid(-f / self.temperature) / self.temperature
+        flat = SimplexSites(slope * (one_hot(y, f.shape[0], f.dtype) - p), p, slope)
+        return flat._replace(shift=flat.shift + flat.times(f))
+
+    # Tier 2, sampled column
+
+    def aux_conditional(
+        self,
+        key: Key[Array, ""],
+        y: Int[Array, " N"],
+        f: Float[Array, "C N"],
+        classes: Bool[Array, " C"] | None = None,
+    ) -> LogisticSoftmaxLatents:
+        """An exact draw of (lambda, m, omega) given y and f, in that order."""
+        rate_key, count_key, omega_key = jax.random.split(key, 3)
+        g = f / self.temperature
+        total = jnp.exp(logsumexp(present(jax.nn.log_sigmoid(g), classes), axis=0))
+        rate = jax.random.exponential(rate_key, total.shape, f.dtype) / total
+        count = _poisson(count_key, present_or_zero(rate * jax.nn.sigmoid(-g), classes))
+        omega = sample_polya_gamma(omega_key, count + one_hot(y, f.shape[0], f.dtype), g)
+        return LogisticSoftmaxLatents(rate, count, omega)
+
+    def sites(
+        self, y: Int[Array, " N"], aux: LogisticSoftmaxLatents, classes: Bool[Array, " C"] | None = None
+    ) -> Sites:
+        """(A1) given a draw of the latents."""
+        return self._sites(y, aux.counts, aux.omega, classes)
+
+    def aux_model(self, y: Int[Array, " N"], f: Float[Array, "C N"]) -> None:
+        """The latents as NumPyro sample sites `rate` (improper), `counts`, `omega`, and the tilt as a factor."""
+        labels = one_hot(y, f.shape[0], f.dtype)
+        improper = dist.ImproperUniform(dist.constraints.positive, (), y.shape)
+        rate = numpyro.sample("rate", improper)
+        count = numpyro.sample("counts", dist.Poisson(jnp.broadcast_to(rate, f.shape)).to_event(2))
+        omega = numpyro.sample("omega", PolyaGamma(count + labels, jnp.zeros_like(f)).to_event(2))
+        numpyro.factor("tilt", jnp.sum(self._log_tilt(labels, f, count, omega)))
+
+    def log_joint(self, y: Int[Array, " N"], aux: LogisticSoftmaxLatents, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+        """log p(y, lambda, m, omega | f), in the measure dlambda."""
+        labels = one_hot(y, f.shape[0], f.dtype)
+        counts = dist.Poisson(aux.rate).log_prob(aux.counts)
+        weights = polya_gamma_log_prob(aux.omega, aux.counts + labels, jnp.zeros_like(f))
+        return jnp.sum(counts + weights + self._log_tilt(labels, f, aux.counts, aux.omega), axis=0)
+
+    def log_conditional(
+        self, y: Int[Array, " N"], aux: LogisticSoftmaxLatents, f: Float[Array, "C N"]
+    ) -> Float[Array, " N"]:
+        """log p(lambda, m, omega | y, f): what `aux_conditional` draws from."""
+        g = f / self.temperature
+        total = jnp.sum(jax.nn.sigmoid(g), axis=0)
+        counts = dist.Poisson(aux.rate * jax.nn.sigmoid(-g)).log_prob(aux.counts)
+        weights = polya_gamma_log_prob(aux.omega, aux.counts + one_hot(y, f.shape[0], f.dtype), g)
+        return dist.Exponential(total).log_prob(aux.rate) + jnp.sum(counts + weights, axis=0)
+
+    # Tier 2, expected column
+
+    def aux_posterior(
+        self,
+        y: Int[Array, " N"],
+        marginals: Marginals | JointMarginals,
+        aux: LogisticSoftmaxFactors | None = None,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> LogisticSoftmaxFactors:
+        """Optimal q(m, omega) given q(f) and the last q(lambda), then optimal q(lambda) (CDKT 4.4a-d)."""
+        del y
+        size = _number_of(marginals.mean, classes)
+        shape = jnp.broadcast_to(size, marginals.mean.shape[1:]) if aux is None else aux.shape
+        mean = marginals.mean / self.temperature
+        tilt = jnp.sqrt(_second_moment(marginals)) / self.temperature
+        log_count = digamma(shape) - jnp.log(size) - 0.5 * mean - jnp.log(2.0) - log_cosh_half(tilt)
+        count = present_or_zero(jnp.exp(log_count), classes)
+        return LogisticSoftmaxFactors(1.0 + jnp.sum(count, axis=0), count, tilt)
+
+    def expected_sites(
+        self, y: Int[Array, " N"], aux: LogisticSoftmaxFactors, classes: Bool[Array, " C"] | None = None
+    ) -> Sites:
+        """(A1) with the expected latents."""
+        total = aux.counts + one_hot(y, aux.counts.shape[0], aux.counts.dtype)
+        return self._sites(y, aux.counts, polya_gamma_mean(total, aux.tilt), classes)
+
+    def augmented_bound(
+        self,
+        y: Int[Array, " N"],
+        marginals: Marginals | JointMarginals,
+        aux: LogisticSoftmaxFactors,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Float[Array, " N"]:
+        """E_q[log p(y, aux | f) - log q(aux)], at most E_q log p(y | f) (CDKT 13, alpha_n once a point)."""
+        size = _number_of(marginals.mean, classes)
+        labels = one_hot(y, marginals.mean.shape[0], marginals.mean.dtype)
+        half = 0.5 * marginals.mean / self.temperature - jnp.log(2.0) - log_cosh_half(aux.tilt)
+        expected_log_rate = digamma(aux.shape) - jnp.log(size)
+        log_count = jnp.log(jnp.where(aux.counts > 0, aux.counts, 1.0))
+        other = expected_log_rate + half - marginals.mean / self.temperature - log_count
+        omega = polya_gamma_mean(aux.counts + labels, aux.tilt)
+        slack = 0.5 * omega * (aux.tilt**2 - _second_moment(marginals) / self.temperature**2)
+        terms = aux.counts * other + aux.counts + labels * half + slack
+        entropy = aux.shape - jnp.log(size) + gammaln(aux.shape) + (1.0 - aux.shape) * digamma(aux.shape)
+        return jnp.sum(present_or_zero(terms, classes), axis=0) - aux.shape + entropy
+
+    def _sites(self, y: Array, count: Array, omega: Array, classes: Array | None) -> Sites:
+        labels = one_hot(y, count.shape[0], count.dtype)
+        shift, precision = (labels - count) / (2.0 * self.temperature), omega / self.temperature**2
+        return Sites(present_or_zero(shift, classes), present_or_zero(precision, classes))
+
+    def _log_tilt(self, labels: Array, f: Array, count: Array, omega: Array) -> Array:
+        """log of 2^-(m+y) exp((y - m) g / 2 - omega g^2 / 2) (LS3)."""
+        g = f / self.temperature
+        return -(count + labels) * jnp.log(2.0) + 0.5 * (labels - count) * g - 0.5 * omega * g**2
+
+
+def _second_moment(marginals: Marginals | JointMarginals) -> Array:
+    return marginals.mean**2 + marginals.variance
+
+
+def _number_of(mean: Array, classes: Array | None) -> Array:
+    """Number of classes that exist."""
+    return jnp.asarray(mean.shape[0] if classes is None else jnp.sum(classes), mean.dtype)
+
+
+def _poisson(key: Array, rate: Array) -> Array:
+    """Poisson counts as floats; above 10^6 rounded normals, whose skewness is off by less than 10^-3."""
+    small_key, large_key = jax.random.split(key)
+    large = jnp.round(rate + jnp.sqrt(rate) * jax.random.normal(large_key, rate.shape, rate.dtype))
+    small = jax.random.poisson(small_key, jnp.minimum(rate, 1e6)).astype(rate.dtype)
+    return jnp.where(rate > 1e6, large, small)

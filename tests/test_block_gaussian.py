@@ -1,0 +1,239 @@
+"""Block sites against brute-force algebra on all N C latents, the routes against each other, masks and draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import double, problem
+
+from models.block_gaussian import (
+    DENSE_LIMIT,
+    BlockSites,
+    JointMarginals,
+    SimplexSites,
+    StarSites,
+    semidefinite_cholesky,
+)
+from models.expectations import GaussHermite, MonteCarlo, expect
+from models.gaussian import GaussianPrior, Marginals, Sites, condition, draw, log_normaliser, prior_root
+
+CLASSES, POINTS, QUERIES = 3, 9, 5
+KINDS = ("diagonal", "block", "star", "simplex")
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def some_sites(kind, y, seed=0, size=1.0, classes=CLASSES):
+    """Sites of one kind at labels y; one point of the star has no rays, one class of the simplex no weight."""
+    rng = np.random.default_rng(seed)
+    points = len(y)
+    shift = jnp.asarray(rng.normal(size=(classes, points)))
+    if kind == "diagonal":
+        return Sites(shift, jnp.asarray(size * rng.gamma(1.0, size=(classes, points))))
+    if kind == "block":
+        root = rng.normal(size=(points, classes, classes - 1))  # of rank C - 1
+        return BlockSites(shift, jnp.asarray(size * root @ np.swapaxes(root, 1, 2)))
+    if kind == "star":
+        centre = (np.arange(classes)[:, None] == np.asarray(y)).astype(float)
+        rays = size * rng.gamma(1.0, size=(classes, points)) * (1 - centre)
+        rays[:, 1] = 0.0
+        shift = shift - shift.mean(0)  # as that of one-vs-each, whose density knows differences of classes only
+        return StarSites(shift, jnp.asarray(rays), jnp.asarray(centre))
+    p = rng.dirichlet(np.ones(classes), size=points).T
+    p[:, 2] = np.eye(classes)[0]
+    return SimplexSites(shift, jnp.asarray(p), jnp.asarray(np.sqrt(size) * rng.uniform(0.2, 1.0, (classes, points))))
+
+
+def blocks_of(sites):
+    if isinstance(sites, Sites):
+        return np.einsum("cn,cd->ncd", sites.precision, np.eye(CLASSES))
+    return np.asarray(sites.blocks())
+
+
+def brute(prior, sites, query):
+    """Mean, covariance, KL, log Z and query marginals by inverting (CN, CN) matrices; K must be regular."""
+    a, h = np.ravel(prior.mean), np.ravel(sites.shift)
+    c, n = prior.mean.shape
+    full = np.kron(np.eye(c), np.asarray(prior.covariance))
+    big = np.zeros((c, n, c, n))
+    for point, block in enumerate(blocks_of(sites)):
+        big[:, point, :, point] = block
+    big = big.reshape(c * n, c * n)
+    covariance = np.linalg.inv(np.linalg.inv(full) + big)
+    mean = covariance @ (np.linalg.solve(full, a) + h)
+    step = mean - a
+    inverse = np.linalg.inv(full)
+    kl = 0.5 * (
+        np.trace(inverse @ covariance)
+        - c * n
+        + step @ inverse @ step
+        + np.linalg.slogdet(full)[1]
+        - np.linalg.slogdet(covariance)[1]
+    )
+    # log of the integral of N(a, K) exp(h f - f L f / 2)
+    log_z = 0.5 * (np.linalg.slogdet(covariance)[1] - np.linalg.slogdet(full)[1])
+    log_z += 0.5 * mean @ np.linalg.solve(covariance, mean) - 0.5 * a @ inverse @ a
+    cross = np.kron(np.eye(c), np.asarray(query.cross))
+    gain = cross @ inverse
+    seen = np.kron(np.eye(c), np.diag(query.variance)) - cross @ gain.T + gain @ covariance @ gain.T
+    q = query.cross.shape[0]
+    at_query = JointMarginals(
+        np.asarray(query.mean) + (gain @ step).reshape(c, q),
+        np.einsum("cqdq->qcd", seen.reshape(c, q, c, q)),
+    )
+    marginals = JointMarginals(mean.reshape(c, n), np.einsum("cndn->ncd", covariance.reshape(c, n, c, n)))
+    return marginals, kl, log_z, at_query
+
+
+@jax.jit
+def algebra(prior, sites, query):
+    posterior = condition(prior, sites)
+    predicted = posterior.predict(query)
+    return posterior, predicted, log_normaliser(prior, sites), sites.deviation(prior)
+
+
+@double
+@each_kind
+@pytest.mark.parametrize("size", [1.0, 50.0])
+def test_the_algebra_is_that_of_the_whole_matrix(kind, size):
+    task = problem(1, scale=6.0)
+    sites = some_sites(kind, task.y, size=size)
+    marginals, kl, log_z, at_query = brute(task.prior, sites, task.query)
+    posterior, predicted, value, deviation = algebra(task.prior, sites, task.query)
+    close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-8)  # noqa: E731
+    close(posterior.mean, marginals.mean)
+    close(posterior.marginals.covariance_blocks(), marginals.covariance)
+    close(posterior.kl, kl)
+    close(value, log_z)
+    close(predicted.mean, at_query.mean)
+    close(predicted.covariance_blocks(), at_query.covariance)
+    close(deviation, posterior.mean - task.prior.mean)
+    close(posterior.alpha, sites.shift - sites.times(posterior.mean))  # G4
+
+
+@pytest.mark.parametrize("kind", ["star", "simplex"])
+@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0])
+def test_the_fast_routes_in_single_precision_are_the_dense_one(kind, scale):
+    """N > D, so that K is singular; the dense route in float64 is the reference."""
+    with jax.enable_x64(True):
+        task = problem(2, points=24, features=6, scale=scale, kernel="cosine")
+        sites = some_sites(kind, task.y, size=0.3)
+        reference = algebra(task.prior, BlockSites(sites.shift, sites.blocks()), task.query)
+        reference = jax.device_get((reference[0].marginals, reference[0].kl, *reference[1:]))
+        inputs = jax.device_get((task.prior, sites, task.query))
+    posterior, *rest = algebra(*jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs))
+    for value, expected in zip(
+        jax.tree.leaves((posterior.marginals, posterior.kl, *rest)), jax.tree.leaves(reference), strict=True
+    ):
+        assert value.dtype == jnp.float32
+        np.testing.assert_allclose(value, expected, rtol=2e-3, atol=3e-4 * (1 + np.abs(expected).max()))
+
+
+@double
+@each_kind
+def test_gradients_agree_with_the_dense_route(kind):
+    task = problem(3)
+    sites = some_sites(kind, task.y)
+    dense = BlockSites(sites.shift, jnp.asarray(blocks_of(sites)))
+
+    @jax.jit
+    @jax.grad
+    def slope(covariance, sites):
+        prior = task.prior._replace(covariance=covariance)
+        posterior = condition(prior, sites)
+        predicted = posterior.predict(task.query)
+        values = posterior.mean.sum() + posterior.kl + log_normaliser(prior, sites) + predicted.mean.sum()
+        return values + jnp.sum(predicted.covariance_blocks() ** 2)
+
+    def symmetric(matrix):
+        return matrix + matrix.T
+
+    np.testing.assert_allclose(
+        symmetric(slope(task.prior.covariance, sites)), symmetric(slope(task.prior.covariance, dense)), atol=1e-8
+    )
+
+
+@double
+@each_kind
+def test_masked_points_and_classes_say_nothing(kind):
+    """The posterior with masked sites is the posterior of the real points and classes, and the prior elsewhere."""
+    task = problem(4)
+    real = np.ones((CLASSES, POINTS), bool)
+    real[:, [3, 5]] = False
+    real[2] = False
+    y = np.where(np.asarray(task.y) == 2, 0, task.y)
+    sites = some_sites(kind, y).masked(jnp.asarray(real))
+    prior = task.prior._replace(mean=jnp.asarray(np.where(real, task.prior.mean, -3.0)))
+    posterior, predicted, value, _ = algebra(prior, sites, task.query)
+    np.testing.assert_allclose(posterior.mean[2], prior.mean[2])
+    blocks = np.asarray(posterior.marginals.covariance_blocks())
+    np.testing.assert_allclose(blocks[:, 2, :2], 0.0, atol=1e-12)
+    np.testing.assert_allclose(predicted.covariance_blocks()[:, 2, 2], task.query.variance)
+    kept = [n for n in range(POINTS) if n not in (3, 5)]
+    small = GaussianPrior(prior.mean[:2][:, np.array(kept)], prior.covariance[np.ix_(kept, kept)])
+    big = BlockSites(sites.shift[:2][:, np.array(kept)], jnp.asarray(blocks_of(sites))[np.array(kept)][:, :2, :2])
+    query = task.query._replace(mean=task.query.mean[:2], cross=task.query.cross[:, np.array(kept)])
+    reference, at_query, log_z, _ = algebra(small, big, query)
+    np.testing.assert_allclose(posterior.mean[:2][:, np.array(kept)], reference.mean, atol=1e-9)
+    np.testing.assert_allclose(posterior.kl, reference.kl, atol=1e-9)
+    np.testing.assert_allclose(value, log_z, atol=1e-9)
+    np.testing.assert_allclose(predicted.covariance_blocks()[:, :2, :2], at_query.covariance, atol=1e-9)
+
+
+@double
+@each_kind
+def test_draws_have_the_moments_of_the_posterior(kind):
+    task, count = problem(5, scale=3.0), 20_000
+    sites = some_sites(kind, task.y)
+    root = prior_root(task.prior).factor
+    draws = jax.jit(jax.vmap(lambda key: draw(key, task.prior, sites, root)))(
+        jax.random.split(jax.random.key(0), count)
+    )
+    posterior, *_ = algebra(task.prior, sites, task.query)
+    centred = np.asarray(draws - posterior.mean)
+    assert (np.abs(centred.mean(0)) < 5 * centred.std(0) / np.sqrt(count)).all()
+    products = np.einsum("mcn,mdn->mncd", centred, centred)
+    error = products.std(0) / np.sqrt(count)
+    assert (np.abs(products.mean(0) - posterior.marginals.covariance_blocks()) < 5 * error).all()
+    noise = jax.vmap(sites.noise)(jax.random.split(jax.random.key(1), count))
+    squares = np.einsum("mcn,mdn->mncd", noise, noise)
+    assert (np.abs(squares.mean(0) - blocks_of(sites)) <= 5 * squares.std(0) / np.sqrt(count)).all()
+
+
+@double
+def test_semidefinite_cholesky_of_any_rank():
+    rng = np.random.default_rng(0)
+    for rank in range(5):
+        factor = rng.normal(size=(6, 4, rank))
+        blocks = jnp.asarray(factor @ np.swapaxes(factor, 1, 2))
+        root = semidefinite_cholesky(blocks)
+        np.testing.assert_allclose(root @ np.swapaxes(root, 1, 2), blocks, atol=1e-7)
+        np.testing.assert_array_equal(np.triu(root, 1), 0.0)
+        slope = jax.grad(lambda value: jnp.sum(semidefinite_cholesky(value) ** 2))(blocks)
+        assert np.isfinite(slope).all()
+
+
+@double
+def test_expectations_over_coupled_classes():
+    rng = np.random.default_rng(1)
+    factor = rng.normal(size=(4, CLASSES, CLASSES))
+    marginals = JointMarginals(
+        jnp.asarray(rng.normal(size=(CLASSES, 4))), jnp.asarray(factor @ np.swapaxes(factor, 1, 2))
+    )
+    points = GaussHermite(8).points(jax.random.key(0), CLASSES, jnp.float64)
+    mean = expect(lambda f: f, marginals, points)
+    products = expect(lambda f: jnp.einsum("cn,dn->ncd", f, f), marginals, points)
+    np.testing.assert_allclose(mean, marginals.mean, atol=1e-12)
+    outer = np.einsum("cn,dn->ncd", marginals.mean, marginals.mean)
+    np.testing.assert_allclose(products - outer, marginals.covariance, atol=1e-11)
+    diagonal = Marginals(marginals.mean, marginals.variance)
+    same = JointMarginals(marginals.mean, diagonal.covariance_blocks())
+    draws = MonteCarlo(16).points(jax.random.key(0), CLASSES, jnp.float64)
+    np.testing.assert_allclose(expect(jnp.exp, same, draws), expect(jnp.exp, diagonal, draws), rtol=1e-12)
+
+
+def test_dense_sites_beyond_the_limit_are_refused():
+    points = DENSE_LIMIT // CLASSES + 1
+    prior = GaussianPrior(jnp.zeros((CLASSES, points)), jnp.zeros((points, points)))
+    sites = BlockSites(prior.mean, jnp.zeros((points, CLASSES, CLASSES)))
+    with pytest.raises(ValueError, match="4,000"):
+        jax.eval_shape(condition, prior, sites)
