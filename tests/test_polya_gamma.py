@@ -167,7 +167,7 @@ def test_log_density_equals_the_series(b):
         # Observed: 1e-5.
         np.testing.assert_allclose(polya_gamma_log_prob(single, float(b), z)[likely], rounded, atol=3e-5)
         with jax.enable_x64(True):
-            tolerance = 2e-7 if b > 8 else 1e-9  # the series loses digits when b is large
+            tolerance = 5e-6 if b > 8 else 1e-9  # the series loses digits when b is large
             np.testing.assert_allclose(polya_gamma_log_prob(w, float(b), z)[likely], reference[likely], atol=tolerance)
 
 
@@ -325,7 +325,7 @@ def test_large_shapes_have_the_right_moments():
         assert np.all(np.abs(observed) / spread < norm.isf(FAMILY / 6 / len(cases))), (b, z, observed / spread)
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 3e-6), (np.float64, 1e-6)])
+@pytest.mark.parametrize("dtype, tolerance", [(np.float32, 3e-6), (np.float64, 3e-8)])
 def test_the_remainder_has_the_cumulants_of_what_is_left_out(dtype, tolerance):
     """Of b = 2 after 16 terms, and of b = 2000 after none; the third cumulant only shapes the remainder."""
     with jax.enable_x64(dtype == np.float64):
@@ -337,8 +337,8 @@ def test_the_remainder_has_the_cumulants_of_what_is_left_out(dtype, tolerance):
                 assert shift > 0
                 left = [cumulant(b, z, n) - [1, 1, 2][n - 1] * b * np.sum(rates(z, terms) ** n) for n in (1, 2, 3)]
                 np.testing.assert_allclose(shift + shape * scale, left[0], rtol=tolerance)
-                np.testing.assert_allclose(shape * scale**2, left[1], rtol=max(1e-5, tolerance))
-                np.testing.assert_allclose(2 * shape * scale**3, left[2], rtol=1e-4)
+                np.testing.assert_allclose(shape * scale**2, left[1], rtol=2e-6)
+                np.testing.assert_allclose(2 * shape * scale**3, left[2], rtol=1e-5)
 
 
 def inverted_cdf(w, b, z, log_transform, shift=0.0):
@@ -436,7 +436,7 @@ def test_distribution_is_a_tree():
     again = jax.tree.unflatten(structure, leaves)
     assert len(leaves) == 2 and again.batch_shape == (5,)
     key = jax.random.key(3)
-    np.testing.assert_array_equal(again.sample(key), sample_polya_gamma(key, *leaves))
+    np.testing.assert_array_equal(again.sample(key), sample_polya_gamma(key, distribution.b, distribution.z))
 
 
 def test_transformations_give_the_same_draws():
