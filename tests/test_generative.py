@@ -11,9 +11,11 @@ from problems import double, problem
 from scipy.stats import norm
 
 from models import LIKELIHOODS
-from models.generative import classification_model
+from models.generative import augmented_model, classification_model
 from models.likelihoods import LabelRegression, Softmax
+from models.likelihoods.base import AugmentedLikelihood
 
+AUGMENTED = [name for name, make in LIKELIHOODS.items() if isinstance(make(), AugmentedLikelihood)]
 CLASSES, POINTS = 3, 9
 DRAWS = 4000
 
@@ -36,6 +38,45 @@ def test_log_density_is_prior_plus_log_likelihood(name, kernel):
     assert f.shape == (CLASSES, POINTS)
     likelihood_part = np.sum(likelihood.log_prob(task.y, f))
     np.testing.assert_allclose(value, norm.logpdf(u).sum() + likelihood_part, rtol=1e-12)
+
+
+@double
+@pytest.mark.parametrize("kernel", ["rbf", "linear"])
+@pytest.mark.parametrize("name", AUGMENTED)
+def test_augmented_log_density_is_prior_plus_tilt_plus_auxiliary_prior(name, kernel):
+    """L7 for the augmented model, at a draw of the latents given other logits than those of the density."""
+    task, likelihood = problem(0, kernel=kernel, features=4), LIKELIHOODS[name]()
+    rng = np.random.default_rng(1)
+    u = rng.normal(size=(CLASSES, 4 if kernel == "linear" else POINTS))
+    elsewhere = jnp.asarray(rng.normal(size=(CLASSES, POINTS)))
+    aux = likelihood.aux_conditional(jax.random.key(3), task.y, elsewhere)
+
+    value, trace = log_density(augmented_model, (task.prior, likelihood, task.y), {}, {"u": u, **aux._asdict()})
+    assert {name for name, site in trace.items() if site["type"] == "sample"} == {"u", *aux._fields, "tilt"}
+    joint = np.sum(likelihood.log_joint(task.y, aux, trace["f"]["value"]))
+    np.testing.assert_allclose(value, norm.logpdf(u).sum() + joint, rtol=1e-12)
+
+
+@double
+@pytest.mark.parametrize("name", AUGMENTED)
+def test_augmented_and_marginal_model_agree(name):
+    """log p(u, aux, y) - log p(aux | u, y) is log p(u, y), whatever aux is."""
+    task, likelihood = problem(2), LIKELIHOODS[name]()
+    u = np.random.default_rng(4).normal(size=(CLASSES, POINTS))
+    arguments = (task.prior, likelihood, task.y)
+    marginal, trace = log_density(classification_model, arguments, {}, {"u": u})
+    f = trace["f"]["value"]
+    for seed in range(3):
+        aux = likelihood.aux_conditional(jax.random.key(seed), task.y, f)
+        joint, _ = log_density(augmented_model, arguments, {}, {"u": u, **aux._asdict()})
+        np.testing.assert_allclose(joint - np.sum(likelihood.log_conditional(task.y, aux, f)), marginal, rtol=1e-7)
+
+
+@pytest.mark.parametrize("likelihood", [Softmax(), LabelRegression()], ids=lambda likelihood: type(likelihood).__name__)
+def test_augmented_model_needs_augmented_latents(likelihood):
+    task = problem(7)
+    with pytest.raises(TypeError, match=f"{type(likelihood).__name__} offers none"):
+        handlers.trace(handlers.seed(augmented_model, jax.random.key(0))).get_trace(task.prior, likelihood, task.y)
 
 
 @pytest.fixture(scope="module", params=LIKELIHOODS)
@@ -73,8 +114,14 @@ def test_labels_of_the_prior_predictive_follow_the_latents(drawn):
         assert within_five_errors(residuals, 0.0)
     else:
         assert y.min() == 0 and y.max() == CLASSES - 1
-        probabilities = np.exp(f) / np.exp(f).sum(1, keepdims=True)
+        probabilities = jax.jit(jax.vmap(lambda f: class_probabilities(likelihood, f)))(f)
         assert within_five_errors((np.arange(CLASSES)[:, None] == y[:, None, :]) - probabilities, 0.0)
+
+
+def class_probabilities(likelihood, f):
+    """p(y = k | f) [C, N], normalised over k: the density of one-vs-each is not."""
+    labels = jnp.broadcast_to(jnp.arange(f.shape[0])[:, None], f.shape)
+    return jax.nn.softmax(jax.vmap(lambda y: likelihood.log_prob(y, f))(labels), axis=0)
 
 
 def test_sample_sites_of_the_model():
