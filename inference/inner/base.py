@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from models.block_gaussian import JointMarginals
 from models.gaussian import AnySites, GaussianPrior, Marginals, Query, Sites, condition, prior_marginals, prior_root
-from models.likelihoods.base import Likelihood
+from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
 
 
 class Mask(NamedTuple):
@@ -218,10 +218,24 @@ def prior_marginals_like(sites: Any, prior: GaussianPrior) -> Marginals | JointM
     return JointMarginals(marginals.mean, marginals.covariance_blocks())
 
 
-def require(condition_met: bool, kernel: str, likelihood: object, needs: str, instead: str) -> None:
+def require(condition_met: bool, kernel: str, likelihood: object, needs: str) -> None:
     """Raises TypeError where a kernel cannot use a likelihood, naming the kernels that can."""
     if not condition_met:
-        raise TypeError(f"{kernel} needs {needs}; {type(likelihood).__name__} offers none: use {instead}")
+        usable = ", ".join(usable_kernels(likelihood)) or "a Likelihood"
+        raise TypeError(f"{kernel} needs {needs}; {type(likelihood).__name__} offers none: use {usable}")
+
+
+def usable_kernels(likelihood: object) -> list[str]:
+    """Names of the inference kernels that can use a likelihood."""
+    offered = {
+        "cvi": Likelihood,
+        "cavi": AugmentedLikelihood,
+        "gibbs": AugmentedLikelihood,
+        "laplace": SmoothLikelihood,
+        "exact": GaussianLikelihood,
+        "gradient": Likelihood,
+    }
+    return [name for name, protocol in offered.items() if isinstance(likelihood, protocol)]
 
 
 def finite_code(*values: Array) -> Int[Array, ""]:

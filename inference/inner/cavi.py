@@ -44,7 +44,7 @@ class CAVIState(NamedTuple):
 
 def cavi(likelihood: AugmentedLikelihood) -> InferenceKernel:
     """CAVI for a tier-2 likelihood. Raises TypeError for a likelihood without augmentation."""
-    require(isinstance(likelihood, AugmentedLikelihood), "cavi", likelihood, "augmented latents", "cvi or exact")
+    require(isinstance(likelihood, AugmentedLikelihood), "cavi", likelihood, "augmented latents")
 
     def sites_of(aux: Any, y: Array, mask: Mask | None) -> AnySites:
         return mask_sites(likelihood.expected_sites(y, aux, classes_of(mask)), mask)

@@ -76,9 +76,7 @@ def cvi(
     0.4 nats against Exact(). Raises TypeError for an object that is no likelihood, ValueError for rho outside (0, 1]
     and for other covariances.
     """
-    require(
-        isinstance(likelihood, Likelihood), "cvi", likelihood, "log_prob, expected_log_prob and predict", "a Likelihood"
-    )
+    require(isinstance(likelihood, Likelihood), "cvi", likelihood, "log_prob, expected_log_prob and predict")
     if rho is not None and not 0 < rho <= 1:
         raise ValueError(f"rho must lie in (0, 1], got {rho}; None chooses it at every step")
     if covariance not in ("diagonal", "block"):

@@ -34,7 +34,7 @@ class ExactState(NamedTuple):
 
 def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
     """Exact GP regression on coded labels. Raises TypeError for a likelihood without `gaussian_sites`."""
-    require(isinstance(likelihood, GaussianLikelihood), "exact", likelihood, "gaussian_sites", "cvi")
+    require(isinstance(likelihood, GaussianLikelihood), "exact", likelihood, "gaussian_sites")
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> ExactState:
         del key

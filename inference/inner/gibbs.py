@@ -62,7 +62,7 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
 
     Raises TypeError for a likelihood without augmentation, ValueError for fewer than one chain.
     """
-    require(isinstance(likelihood, AugmentedLikelihood), "gibbs", likelihood, "augmented latents", "cvi or exact")
+    require(isinstance(likelihood, AugmentedLikelihood), "gibbs", likelihood, "augmented latents")
     if chains < 1:
         raise ValueError(f"chains must be at least 1, got {chains}")
 

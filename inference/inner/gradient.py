@@ -65,9 +65,7 @@ def gradient(
 
     Raises TypeError for an object that is no likelihood, ValueError for a learning rate that is not positive.
     """
-    require(
-        isinstance(likelihood, Likelihood), "gradient", likelihood, "log_prob and expected_log_prob", "a Likelihood"
-    )
+    require(isinstance(likelihood, Likelihood), "gradient", likelihood, "log_prob and expected_log_prob")
     if not learning_rate > 0:
         raise ValueError(f"learning_rate must be positive, got {learning_rate}")
     rule = MonteCarlo() if expectation is None else expectation

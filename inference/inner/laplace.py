@@ -68,7 +68,7 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
     expectation: rule for the bound's E_q[log p(y | f)], which the search itself does not use; default MonteCarlo(256).
     Raises TypeError for a likelihood without `local_sites`.
     """
-    require(isinstance(likelihood, SmoothLikelihood), "laplace", likelihood, "local_sites", "cvi or exact")
+    require(isinstance(likelihood, SmoothLikelihood), "laplace", likelihood, "local_sites")
     rule = MonteCarlo() if expectation is None else expectation
 
     def sites_at(f: Array, y: Array, mask: Mask | None) -> AnySites:

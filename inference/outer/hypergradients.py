@@ -91,19 +91,27 @@ def implicit(
     image = mapped(start, prior)
     _, push = jax.linearize(lambda flat: mapped(flat, fixed_prior), start)
     displacement = image - jax.lax.stop_gradient(image)
-    tolerance = 100 * jnp.finfo(start.dtype).eps
-    solution, _ = gmres(
-        lambda vector: vector - push(vector),
-        displacement,
-        tol=tolerance,
-        restart=min(start.size, KRYLOV),
-        maxiter=-(-start.size // KRYLOV) + 2,
-        solve_method="incremental",
+    solution = jax.lax.custom_linear_solve(
+        lambda vector: vector - push(vector), displacement, solve=_krylov, transpose_solve=_krylov
     )
     moved = fixed_point.write(state, unravel(start + solution))
     unreliable = (last.residual > TOLERANCE) | (last.clipped > 0)
     code = jnp.where(unreliable & (last.code == Code.OK), Code.IMPLICIT_UNRELIABLE, last.code)
     return Fitted(moved, kernel.posterior(moved, prior), last._replace(code=code))
+
+
+def _krylov(matrix: Callable[[Array], Array], right: Array) -> Array:
+    """The solution of matrix(x) = right by GMRES; 0 for a right side of 0, which it would divide by."""
+    nothing = jnp.all(right == 0)
+    solution, _ = gmres(
+        matrix,
+        jnp.where(nothing, 1.0, right),
+        tol=10 * jnp.finfo(right.dtype).eps,
+        restart=min(right.size, KRYLOV),
+        maxiter=-(-right.size // KRYLOV) + 2,
+        solve_method="incremental",
+    )
+    return jnp.where(nothing, 0.0, solution)
 
 
 def _last(info: Info) -> Info:
