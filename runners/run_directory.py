@@ -67,7 +67,7 @@ class RunDirectory:
     def cut_metrics(self, step: int) -> None:
         """Drop the records after `step`, so that a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        _replace(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+        replace_text(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
 
     def save_checkpoint(self, step: int, state: Any) -> None:
         """Save the state of the outer loop after `step` steps; the two newest checkpoints are kept."""
@@ -117,7 +117,7 @@ def create(path: Path, config: Mapping[str, Any]) -> RunDirectory:
     """Make a run folder and write its config.json. Raises: RunError if the folder already holds anything."""
     check_new(path)
     path.mkdir(parents=True, exist_ok=True)
-    _replace(path / "config.json", json.dumps(_with_version(config), indent=2) + "\n")
+    replace_text(path / "config.json", json.dumps(_with_version(config), indent=2) + "\n")
     return load(path)
 
 
@@ -145,7 +145,8 @@ def _plain(value: Any) -> Any:
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_text(path: Path, text: str) -> None:
+    """Write a file in one move: a process killed at any time leaves the old or the new one."""
     staging = path.with_name(f".{path.name}.staging")
     staging.write_text(text)
     os.replace(staging, path)
