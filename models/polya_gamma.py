@@ -4,7 +4,7 @@ PG(b, z) = 1/(2 pi^2) sum_k g_k / ((k - 1/2)^2 + z^2/(4 pi^2)), g_k ~ Gamma(b, 1
 
     E exp(-t w) = cosh^b(z/2) / cosh^b(sqrt(z^2/4 + t/2)).
 
-Draws are exact for integers b <= EXACT_UP_TO and b = 0 (w = 0). Let c = |z|/2, x = 4 w, theta = z/(2 pi). With b = 1,
+Draws are exact for integers b <= EXACT_UP_TO and b = 0 (w = 0). Let c = |z|/2 and x = 4 w. With b = 1,
 
     p(x) = 2 cosh(c) exp(-c^2 x/2) r(x) (2 pi x^3)^-1/2 exp(-1/(2x)),   r(x) = sum_n (-1)^n (2n + 1) exp(-2n(n + 1)/x)
 
@@ -29,7 +29,8 @@ from numpyro.distributions import Distribution, constraints
 EXACT_UP_TO = 128  # integers b up to here are sums of b exact draws
 _TERMS = 16  # of the sum of gammas, before its remainder
 _REMAINDER_ONLY = 1000  # above this b the remainder is the whole sum
-_LANES, _ROWS = 16384, 64  # entries worked on at a time, and the most that one lane works on
+_LANES, _ROWS = (512, 4096), (8, 128)  # entries worked on at a time, entries for one lane; see `_lanes`
+_DELTA, _BOUND = 0.7, (0.2535, 0.27)  # of the proposal: the largest delta, and log sup_x <= delta (.2535 + .27 delta)
 _NODES, _REACH = 32, 3.8  # of the contour integral
 _PI2 = math.pi**2
 _LEGENDRE = tuple((float(x + 1) / 2, float(w) / 2) for x, w in zip(*np.polynomial.legendre.leggauss(6), strict=True))
@@ -128,7 +129,7 @@ def sample_polya_gamma(key: Key[Array, ""], b: ArrayLike, z: ArrayLike) -> Float
     exact = (shape == jnp.floor(shape)) & (shape <= EXACT_UP_TO)
     exact_key, series_key = jax.random.split(key)
     draws = _sum_of_draws(exact_key, tilt, jnp.where(exact, shape, 0.0).astype(jnp.int32)) / 4
-    draws = draws + _sum_of_gammas(series_key, jnp.where(exact, 0.0, shape), tilt)
+    draws = _add_sum_of_gammas(series_key, jnp.where(exact, 0.0, shape), tilt, draws)
     return jnp.where(valid, draws.reshape(b.shape), jnp.nan)
 
 
@@ -138,7 +139,7 @@ def _sum_of_draws(key: Key[Array, ""], c: Float[Array, " n"], count: Int[Array, 
     A fixed number of lanes, small enough for a processor's cache, works down the columns of c as a table: in each pass
     every lane makes one try for its entry, and goes on to the next row when the entry has its `count` draws.
     """
-    lanes = max(1, min(c.size, max(_LANES, c.size // _ROWS)))
+    lanes = _lanes(c.size)
     rows = max(1, -(-c.size // lanes))
     padding = (0, rows * lanes - c.size)
     table, wanted = (jnp.pad(value, padding).reshape(rows, lanes) for value in (c, count))
@@ -166,20 +167,25 @@ def _sum_of_draws(key: Key[Array, ""], c: Float[Array, " n"], count: Int[Array, 
     return lax.while_loop(unfinished, once, start)[-1].reshape(-1)[: c.size]
 
 
+def _lanes(size: int) -> int:
+    """Entries worked on at a time: an eighth of a short array, at least 512; 4096 of a long one, more from 2^19 on."""
+    (fewest, enough), (few, many) = _LANES, _ROWS
+    return max(1, min(size, max(fewest, min(size // few, enough), size // many)))
+
+
 def _zeros(key: Key[Array, ""], like: Array) -> Array:
     """Zeros which in a surrounding shard_map vary over the axes of the key and of `like`, as a draw does."""
-    return like * jnp.minimum(jax.random.bits(key), 0).astype(like.dtype)
+    return like * (jax.random.key_data(key).reshape(-1)[0] * 0).astype(like.dtype)
 
 
 def _try(key: Key[Array, ""], c: Float[Array, " n"]) -> tuple[Float[Array, " n"], Bool[Array, " n"]]:
     """One proposal x for each c and whether it is accepted.
 
     x is the smaller root of (d x - 1)^2 / x = y, y = N(0, 1)^2, with probability 1/(1 + d x), else the larger one
-    (Michael, Schucany & Haas 1976). The bound log sup_x r(x) exp(delta x/2) <= delta (.2535 + .27 delta) holds for
-    delta <= 0.7.
+    (Michael, Schucany & Haas 1976). Accepted with probability r(x) exp(delta x/2) over a bound of its supremum.
     """
-    delta = 0.7 * jnp.exp(-0.75 * c * c)
-    d = jnp.sqrt(c * c + delta)
+    delta = _DELTA * jnp.exp(-0.75 * c * c)
+    d = jnp.maximum(c, jnp.sqrt(jnp.minimum(c, 1e3) ** 2 + delta))
     first, second = jax.random.uniform(key, (2, *c.shape), c.dtype)
     y = 2 * lax.erf_inv(first) ** 2
     x = 2 / (2 * d + y + jnp.sqrt(y * (y + 4 * d)))
@@ -188,7 +194,8 @@ def _try(key: Key[Array, ""], c: Float[Array, " n"]) -> tuple[Float[Array, " n"]
     smaller = scaled < 1
     uniform = jnp.where(smaller, scaled, (scaled - 1) / ratio)  # what is left of it is uniform again
     x = jnp.where(smaller, x, 1 / (d * ratio))
-    return x, uniform * jnp.exp(delta * (0.2535 + 0.27 * delta - x / 2)) < _ratio(x)
+    rejected = uniform * jnp.exp(delta * (_BOUND[0] + _BOUND[1] * delta - x / 2)) >= _ratio(x)
+    return x, ~rejected  # this way around a NaN ends the loop
 
 
 def _ratio(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
@@ -204,51 +211,54 @@ def _ratio(x: Float[Array, "*n"]) -> Float[Array, "*n"]:
     return jnp.where(left, series, dual)
 
 
-def _sum_of_gammas(key: Key[Array, ""], b: Float[Array, " n"], c: Float[Array, " n"]) -> Float[Array, " n"]:
-    """PG(b, 2c) by `_TERMS` gamma variables and a remainder; zero where b = 0.
+def _add_sum_of_gammas(
+    key: Key[Array, ""], b: Float[Array, " n"], c: Float[Array, " n"], draws: Float[Array, " n"]
+) -> Float[Array, " n"]:
+    """`draws` plus PG(b, 2c) by `_TERMS` gamma variables and a remainder; PG(0, .) = 0.
 
     Where b = 0 everywhere this is free, under vmap nearly so: the condition becomes a selection there, and the
     elementwise `_remainder` is paid, but the loop makes no pass.
     """
-    terms = jnp.where(b > _REMAINDER_ONLY, 0, _TERMS)
-    passes = jnp.max(jnp.where(b > 0, terms + 1, 0), initial=0)
 
-    def series(squared: Array) -> Array:
+    def series(draws: Array) -> Array:
+        squared = (c / math.pi) ** 2
+        terms = jnp.where(b > _REMAINDER_ONLY, 0, _TERMS)
         shift, shape, scale = _remainder(b, jnp.sqrt(squared), terms)
 
         def add(k: Array, total: Array) -> Array:
             last, used = k == terms, (b > 0) & (k <= terms)
             gamma = _gamma(jax.random.fold_in(key, k), jnp.where(last, shape, b), used)
-            return total + gamma * jnp.where(last, scale, 0.5 / (_PI2 * ((k + 0.5) ** 2 + squared)))
+            factor = jnp.where(last, scale, 0.5 / (_PI2 * ((k + 0.5) ** 2 + squared)))
+            return total + jnp.where(used, factor * gamma, 0.0)
 
-        return lax.fori_loop(0, passes, add, shift + _zeros(key, shift))
+        passes = jnp.max(jnp.where(b > 0, terms + 1, 0), initial=0)
+        return lax.fori_loop(0, passes, add, draws + jnp.where(b > 0, shift, 0.0))
 
-    return lax.cond(passes > 0, series, lambda squared: _zeros(key, squared), (c / math.pi) ** 2)
+    return lax.cond(jnp.any(b > 0), series, lambda draws: draws, draws)
 
 
 def _gamma(key: Key[Array, ""], shape: Float[Array, " n"], used: Bool[Array, " n"]) -> Float[Array, " n"]:
     """Gamma(shape, 1) where `used`, else 0 (Marsaglia & Tsang 2000, a rejection from a cubed normal)."""
-    last_key, key = jax.random.split(key)
     d = jnp.where(shape < 1, shape + 1, shape) - 1 / 3
+    power = jnp.where(shape < 1, 1 / jnp.where(used, shape, 1.0), 0.0)
 
     def once(state: tuple[Array, ...]) -> tuple[Array, ...]:
-        key, missing, root = state
+        key, missing, gamma = state
         key, now = jax.random.split(key)
-        first, uniform = jax.random.uniform(now, (2, *d.shape), d.dtype)
+        first, second, third = jax.random.uniform(now, (3, *d.shape), d.dtype)
         t = math.sqrt(2) * lax.erf_inv(2 * first - 1) / (3 * jnp.sqrt(d))
         inside = jnp.maximum(t, -0.999)
         # log(v)/d + (1 - v) + x^2/(2d), v = (1 + t)^3, x = 3 t sqrt(d): for large d its leading terms cancel.
         tail = -(inside**4) * _polynomial((3 / 4, -3 / 5, 3 / 6, -3 / 7, 3 / 8, -3 / 9), inside)
         closed = 3 * (jnp.log1p(inside) - inside) + inside**2 * (1.5 - inside)
         log_accept = d * jnp.where(jnp.abs(inside) < 0.05, tail, closed)
-        accepted = missing & (t > -0.999) & (uniform < jnp.exp(log_accept))
-        return key, missing & ~accepted, jnp.where(accepted, 1 + t, root)
+        accepted = missing & (t > -0.999) & (second < jnp.exp(log_accept))
+        value = d * (1 + inside) ** 3 * (1 - third) ** power  # Gamma(a) = Gamma(a + 1) U^(1/a)
+        return key, missing & ~accepted, jnp.where(accepted, value, gamma)
 
     zero = _zeros(key, d)
     start: tuple[Array, ...] = (key, used | (zero > 0), zero)
-    root = lax.while_loop(lambda state: jnp.any(state[1]), once, start)[-1]
-    power = jnp.where(shape < 1, 1 / shape, 0.0)  # Gamma(a) = Gamma(a + 1) U^(1/a)
-    return d * root**3 * (1 - jax.random.uniform(last_key, d.shape, d.dtype)) ** power
+    return lax.while_loop(lambda state: jnp.any(state[1]), once, start)[-1]
 
 
 def _remainder(b: Array, theta: Array, terms: Array) -> tuple[Array, Array, Array]:
@@ -257,11 +267,9 @@ def _remainder(b: Array, theta: Array, terms: Array) -> tuple[Array, Array, Arra
     S_n = sum_{k > terms} 1/((k - 1/2)^2 + theta^2)^n gives cumulants (n - 1)! b S_n / (2 pi^2)^n. All S_n are sums of
     positive numbers; shift >= 0 because S_2^2 <= S_1 S_3.
     """
-    sums = [_tail(theta, n) for n in (1, 2, 3)]
-    for k in range(_TERMS):
-        a = jnp.where(terms == 0, 1 / ((k + 0.5) ** 2 + theta**2), 0.0)
-        sums = [total + a**n for n, total in enumerate(sums, 1)]
-    s1, s2, s3 = sums
+    k = jnp.arange(_TERMS, dtype=theta.dtype) + 0.5
+    head = jnp.where((terms == 0)[..., None], 1 / (k**2 + theta[..., None] ** 2), 0.0)
+    s1, s2, s3 = (_tail(theta, n) + jnp.sum(head**n, -1) for n in (1, 2, 3))
     return b * (s1 - s2 * (s2 / s3)) / (2 * _PI2), b * (s2 / s3) ** 2 * s2, s3 / s2 / (2 * _PI2)
 
 
@@ -300,6 +308,8 @@ class PolyaGamma(Distribution):
 
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws of shape sample_shape + batch_shape."""
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = jax.random.wrap_key_data(key)  # NumPyro's handlers make keys of the old kind
         shape = self.shape(sample_shape)
         return sample_polya_gamma(key, jnp.broadcast_to(self.b, shape), jnp.broadcast_to(self.z, shape))
 
