@@ -17,6 +17,7 @@ help:
 	@echo "make slow       the long statistical tests"
 	@echo "make lint       format, lint and type checks"
 	@echo "make bench      benchmarks"
+	@echo "make notebooks  execute notebooks/*.py and write them as .ipynb (after make train)"
 	@echo "make install    the environment with all that developing needs"
 
 install: $(VENV)/.installed-dev
@@ -38,9 +39,10 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/backbone.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/polya_gamma.py
 
-notebooks:
-	@echo "notebooks: not built yet; README.md shows how to use the library from Python" >&2; exit 2
+notebooks: $(VENV)/.installed-notebooks
+	PYTHONPATH=. $(BIN)/python -m jupytext --to notebook --execute notebooks/*.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got %s; try make PYTHON=python3.12" % sys.version.split()[0])'
@@ -53,6 +55,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[test]' && touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-notebooks: pyproject.toml | $(BIN)/python
+	@$(INSTALL) '.[notebooks]' && touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[test,dev]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test

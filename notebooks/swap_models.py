@@ -1,0 +1,100 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+# ---
+
+# %% [markdown]
+# # One task, every model
+#
+# A run of `make train` gives a deep kernel. On one task of classes it never saw, swap the likelihood, the inference
+# and the base kernel, and look at the predictions side by side.
+
+# %%
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+
+from inference.inner import cavi, cvi, exact, fit, gibbs, laplace
+from inference.predictive import predict
+from models.deep_kernel import gaussian_prior, gaussian_query
+from models.kernels import RBF, Cosine, Matern52
+from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from runners.build import load_run
+from tasks import load, sample_task
+
+RUN, DATASET, WAY = "runs/glyphs-softmax-cvi-5way-1shot-0", "glyphs", 5
+k0, k1, k2 = jax.random.split(jax.random.key(1), 3)
+task = sample_task(k0, load(DATASET).test, way=WAY, shot=1, query=3)
+model = load_run(RUN)
+
+# %%
+figure, axes = plt.subplots(2, WAY, figsize=(1.4 * WAY, 3))
+for column in range(WAY):
+    for row, (x, y) in enumerate([(task.x_support, task.y_support), (task.x_query, task.y_query)]):
+        axes[row, column].imshow(x[jnp.argmax(y == column)].squeeze(-1), cmap="gray")
+        axes[row, column].axis("off")
+axes[0, 0].set_title("labelled", loc="left")
+axes[1, 0].set_title("a query of each class", loc="left")
+plt.show()
+
+# %% [markdown]
+# ## Likelihoods and inference
+#
+# Every inference kernel is `init`, `step`, `posterior`; `fit` runs it. What differs is one argument. `exact` belongs to
+# label regression, `cavi` and `gibbs` to the augmented likelihoods; other pairs are refused, naming the kernels that fit.
+
+# %%
+pairs = {
+    "softmax, cvi": (Softmax(), cvi(Softmax())),
+    "softmax, cvi block": (Softmax(), cvi(Softmax(), covariance="block")),
+    "softmax, laplace": (Softmax(), laplace(Softmax())),
+    "logistic-softmax, cvi": (LogisticSoftmax(), cvi(LogisticSoftmax())),
+    "logistic-softmax, cavi": (LogisticSoftmax(), cavi(LogisticSoftmax())),
+    "logistic-softmax, gibbs": (LogisticSoftmax(), gibbs(LogisticSoftmax())),
+    "one-vs-each, cavi": (OneVsEach(), cavi(OneVsEach())),
+    "one-vs-each, gibbs": (OneVsEach(), gibbs(OneVsEach())),
+    "label regression": (LabelRegression(), exact(LabelRegression())),
+}
+prior, query = model.prior(task.x_support, WAY), model.query(task.x_support, task.x_query, WAY)
+level = {"logistic-softmax": -3.0}  # logistic-softmax knows the level of the logits, so its prior has a mean
+
+
+def probabilities(name, likelihood, kernel):
+    mean = level.get(name.split(",")[0], 0.0)
+    shifted_prior, shifted_query = prior._replace(mean=prior.mean + mean), query._replace(mean=query.mean + mean)
+    state, info = jax.jit(lambda: fit(k1, kernel, shifted_prior, task.y_support, steps=40))()
+    posterior = kernel.posterior(state, shifted_prior)
+    bound = kernel.elbo(state, posterior, task.y_support, None)
+    print(f"{name:24} bound {bound:8.3f}   residual {info.residual[-1]:.0e}")
+    return predict(k2, likelihood, posterior, shifted_query)
+
+
+predictions = {name: probabilities(name, *pair) for name, pair in pairs.items()}
+
+# %%
+figure, axes = plt.subplots(len(pairs), 1, figsize=(8, 1.1 * len(pairs)), sharex=True)
+for axis, (name, p) in zip(axes, predictions.items(), strict=True):
+    axis.imshow(p.T, vmin=0, vmax=1, cmap="Blues", aspect="auto")
+    axis.scatter(range(len(task.y_query)), task.y_query, color="tab:red", s=6)
+    axis.set_ylabel(name, rotation=0, ha="right", va="center")
+    axis.set_yticks([])
+axes[-1].set_xlabel("query; the dot marks its class")
+figure.tight_layout()
+plt.show()
+
+# %% [markdown]
+# ## Base kernels on the same features
+#
+# The network is fixed; the kernel is a function of its features and of a few unconstrained numbers.
+
+# %%
+features, new = model.deep_kernel.features(task.x_support), model.deep_kernel.features(task.x_query)
+for kernel in (RBF(), Matern52(), Cosine()):
+    hyper = kernel.initial()
+    process = gaussian_prior(kernel, hyper, features, WAY)
+    state, info = fit(k1, cvi(Softmax()), process, task.y_support, steps=20)
+    posterior = cvi(Softmax()).posterior(state, process)
+    p = predict(k2, Softmax(), posterior, gaussian_query(kernel, hyper, features, new, WAY))
+    accuracy = jnp.mean(jnp.argmax(p, axis=1) == task.y_query)
+    print(f"{type(kernel).__name__:10} bound {info.elbo[-1]:7.2f}   accuracy {accuracy:.0%}")

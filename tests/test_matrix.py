@@ -1,0 +1,112 @@
+"""Every cell of likelihood x inference x objective x hyper-gradient: it computes, or it is refused with its reason.
+
+The tables in README.md are those that this file generates.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import relu_features
+
+from inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
+from inference.inner.base import usable_kernels
+from inference.outer.objectives import EmbeddedTask, Inner, refusal
+from inference.outer.svi import latent_process
+from models import KERNELS, LIKELIHOODS
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+SUPPORT, LABELS = 3, np.array([0, 1, 2, 0, 2, 1], np.int32)
+
+
+def pairs():
+    for likelihood, make in LIKELIHOODS.items():
+        for inference in usable_kernels(make()):
+            yield likelihood, inference
+
+
+def reasons(inference):
+    """The refusal of each (objective, hyper-gradient), empty where the cell works."""
+    likelihood = next(likelihood for likelihood, other in pairs() if other == inference)
+    kernel = INFERENCE[inference](LIKELIHOODS[likelihood]())
+    return {
+        (objective, mode): refusal(kernel, OBJECTIVES[objective], HYPERGRADIENTS[mode])
+        for objective in OBJECTIVES
+        for mode in HYPERGRADIENTS
+    }
+
+
+def cells():
+    for likelihood, inference in pairs():
+        for (objective, mode), reason in reasons(inference).items():
+            if not reason:
+                yield likelihood, inference, objective, mode
+
+
+CELLS = list(cells())
+
+
+def gradient_of(likelihood, inference, objective, mode):
+    """Value and gradient of a cell in the features and all hyper-parameters, as the outer loop takes them."""
+    chosen, start = KERNELS["rbf"](), LIKELIHOODS[likelihood]()
+    settings = {"chains": 2} if inference == "gibbs" else {}
+    x = jnp.asarray(relu_features(np.random.default_rng(0), LABELS, 4), jnp.float32)
+    hyper = {name: jnp.float32(value) for name, value in {**chosen.initial(), "mean": -1.0}.items()}
+    parameters = {name: jnp.float32(value) for name, value in start.parameters().items()}
+
+    def value(x, hyper, parameters):
+        model = start.with_parameters(parameters)
+        inner = Inner(INFERENCE[inference](model, **settings), 3, HYPERGRADIENTS[mode])
+        task = EmbeddedTask(x[:SUPPORT], jnp.asarray(LABELS[:SUPPORT]), x[SUPPORT:], jnp.asarray(LABELS[SUPPORT:]))
+        return OBJECTIVES[objective](jax.random.key(0), inner, model, latent_process(chosen, hyper, 3), task).value
+
+    return partial(jax.value_and_grad(value, argnums=(0, 1, 2)), x, hyper, parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("likelihood, inference, objective, mode", CELLS)
+def test_every_cell_has_finite_gradients_that_move_what_is_learned(likelihood, inference, objective, mode):
+    value, (by_x, by_hyper, by_parameters) = jax.jit(gradient_of(likelihood, inference, objective, mode))()
+    assert np.isfinite(value)
+    for leaf in jax.tree.leaves((by_x, by_hyper, by_parameters)):
+        assert (np.isfinite(leaf).all() and np.abs(leaf).max() > 0) or leaf is by_hyper["mean"]
+    level = LIKELIHOODS[likelihood]().prior_mean is not None
+    assert (abs(by_hyper["mean"]) > 1e-4) == level
+
+
+def likelihood_table():
+    lines = ["| | " + " | ".join(f"`{name}`" for name in INFERENCE) + " |", "|---" * (len(INFERENCE) + 1) + "|"]
+    known = set(pairs())
+    for likelihood in LIKELIHOODS:
+        marks = ["yes" if (likelihood, inference) in known else "" for inference in INFERENCE]
+        lines.append(f"| `{likelihood}` | " + " | ".join(marks) + " |")
+    return "\n".join(lines)
+
+
+def objective_table():
+    columns = [(objective, mode) for objective in OBJECTIVES for mode in HYPERGRADIENTS]
+    notes: list[str] = []
+    lines = [
+        "| | " + " | ".join(f"{objective} {mode}" for objective, mode in columns) + " |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for inference in INFERENCE:
+        marks = []
+        for reason in map(reasons(inference).get, columns):
+            if reason and reason not in notes:
+                notes.append(reason)
+            marks.append(f"({notes.index(reason) + 1})" if reason else "yes")
+        lines.append(f"| `{inference}` | " + " | ".join(marks) + " |")
+    return "\n".join([*lines, "", *(f"{number}. {reason}" for number, reason in enumerate(notes, 1))])
+
+
+@pytest.mark.parametrize("table", [likelihood_table, objective_table])
+def test_the_readme_holds_the_table(table):
+    assert table() in README, f"README.md should contain\n\n{table()}"
+
+
+if __name__ == "__main__":
+    print(likelihood_table(), objective_table(), sep="\n\n")
