@@ -42,7 +42,7 @@ plt.show()
 # ## Likelihoods and inference
 #
 # Every inference kernel is `init`, `step`, `posterior`; `fit` runs it. What differs is one argument. `exact` belongs to
-# label regression, `cavi` and `gibbs` to the augmented likelihoods; other pairs are refused, naming the kernels that fit.
+# label regression, `cavi` and `gibbs` to the augmented likelihoods; other pairs are refused by name.
 
 # %%
 pairs = {
