@@ -1,6 +1,6 @@
 """Train and test every method of a comparison, and print their table.
 
-python runners/reproduce.py omniglot-pairs [--quick] [--out DIR]      every flag: --help
+python runners/reproduce.py NAME [--quick] [--out DIR]      every flag: --help
 
 Methods that are finished in DIR are tested again and not trained again, one that was stopped goes on: run the same
 command until it is done.
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import models
 from inference.outer.checkpoint import CheckpointError
 from runners import compilation_cache, meta_train, run_directory
 from runners.configuration import RunConfig
@@ -53,6 +54,10 @@ class Comparison:
 
 
 COMPARISONS = {
+    "omniglot-kernels": Comparison(
+        "omniglot",
+        tuple(Method(name, "softmax", "cvi", changes={"kernel": name}) for name in models.KERNELS),
+    ),
     "omniglot-pairs": Comparison(
         "omniglot",
         (
