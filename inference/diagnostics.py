@@ -1,0 +1,296 @@
+"""Posteriors as ArviZ data, and what ArviZ says of them: R-hat, effective sample sizes, k-hat, PSIS-LOO.
+
+The only file that imports ArviZ: 0.23 (InferenceData), which Python 3.11 gets, and 1.x (DataTree).
+"""
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key
+
+from inference.inner.base import InferenceKernel, classes_of, mask_sites
+from inference.inner.cavi import CAVIState
+from inference.inner.gibbs import Mixture, root_of
+from inference.inner.gradient import FreeGaussian, GradientState
+from inference.inner.laplace import LaplaceState
+from models.block_gaussian import BlockPosterior
+from models.gaussian import (
+    AnySites,
+    GaussianPosterior,
+    GaussianPrior,
+    Query,
+    Sites,
+    apply_covariance,
+    draw,
+    highest_precision,
+    prior_root,
+)
+from models.likelihoods.base import Likelihood
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
+    import arviz
+
+SUMMARY = ["mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"]
+DIMENSIONS = {
+    "f": ["class", "point"],
+    "u": ["class", "component"],
+    "rate": ["point"],
+    "counts": ["class", "point"],
+    "omega": ["class", "point"],
+    "y": ["point", "class"],  # labels are [N], coded labels [N, C]
+    "density": ["query", "class"],
+    "f_query": ["class", "query"],
+}
+TOTAL = "total_log_likelihood"  # ArviZ keeps the name log_likelihood for the group
+STATISTICS = {"num_steps": "n_steps", "accept_prob": "acceptance_rate", "log_likelihood": TOTAL}  # to ArviZ's names
+
+
+class LeaveOneOut(NamedTuple):
+    """PSIS-LOO: expected log predictive density and its error, effective parameters, k-hat of every point [N]."""
+
+    elpd: float
+    se: float
+    parameters: float
+    pareto_k: np.ndarray
+
+
+def to_arviz(
+    key: Key[Array, ""],
+    posterior_or_mcmc: Any,
+    likelihood: Likelihood,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    query: Query | None = None,
+    draws: int = 1000,
+) -> Any:
+    """ArviZ data of one task: posterior, posterior_predictive, log_likelihood, sample_stats and observed_data.
+
+    Of a fitted posterior `draws` joint draws of f are taken (of a Gibbs mixture as many in all, a chain a component);
+    of an MCMC object that has run all draws are kept. With a query there is a group `predictions`: f_query drawn given
+    f, and `density` = p(y_* = k | f_*), whose mean normalised over k is the prediction. Raises TypeError for other
+    objects, ValueError for samples without f.
+    """
+    draw_key, label_key, query_key = jax.random.split(key, 3)
+    if hasattr(posterior_or_mcmc, "get_samples"):
+        samples = dict(posterior_or_mcmc.get_samples(group_by_chain=True))
+        statistics = _statistics(posterior_or_mcmc.get_extra_fields(group_by_chain=True))
+    else:
+        samples, statistics = {"f": draw_latents(draw_key, posterior_or_mcmc, prior, draws)}, {}
+    if "f" not in samples:
+        raise ValueError(f"expected samples of f, got {', '.join(samples)}; collect f, or use the kernels of mcmc.py")
+    groups = {"posterior": samples, **_about_labels(label_key, likelihood, y, samples["f"])}
+    total = jnp.sum(groups["log_likelihood"]["y"], axis=-1)
+    groups["sample_stats"] = {**statistics, TOTAL: total}
+    if query is not None:
+        groups["predictions"] = _predictions(query_key, likelihood, prior, query, samples["f"])
+    return _dataset(groups, prior.mean.shape, 0 if query is None else query.mean.shape[1])
+
+
+def draw_latents(key: Key[Array, ""], posterior: Any, prior: GaussianPrior, draws: int) -> Float[Array, "M D C N"]:
+    """Joint draws of f at the labelled points: M = 1, or one chain for each component of a mixture."""
+    if isinstance(posterior, Mixture):
+        count = jax.tree.leaves(posterior.components)[0].shape[0]
+        each = max(1, draws // count)
+        keys = jax.random.split(key, count)
+        return jax.vmap(lambda one, part: _joint_draws(one, part, prior, each))(keys, posterior.components)
+    return _joint_draws(key, posterior, prior, draws)[None]
+
+
+def summary_table(data: Any, var_names: tuple[str, ...] = ("f",)) -> Any:
+    """A pandas table, a row for each scalar: mean, sd, their MCSE, bulk and tail ESS, R-hat (NaN for one chain)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of statistics that one chain, or constant draws, do not have
+        table = arviz.summary(data, var_names=list(var_names), round_to="none")
+    return table.reindex(columns=SUMMARY).astype(float)
+
+
+def psis_loo(data: Any) -> LeaveOneOut:
+    """Pareto-smoothed importance-sampling leave-one-out (Vehtari, Gelman & Gabry 2017) of `to_arviz`'s data.
+
+    A density that is not normalised over y (one-vs-each) gives a composite score, not to be compared with others.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # large k-hats are returned, point by point
+        result = arviz.loo(data, pointwise=True, var_name="y", reff=1.0)
+    old = hasattr(result, "elpd_loo")
+    elpd, parameters = (result.elpd_loo, result.p_loo) if old else (result.elpd, result.p)
+    return LeaveOneOut(float(elpd), float(result.se), float(parameters), np.asarray(result.pareto_k))
+
+
+def pareto_k(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    state: Any,
+    prior: GaussianPrior,
+    likelihood: Likelihood,
+    y: Int[Array, " N"],
+    draws: int = 2000,
+) -> float:
+    """PSIS k-hat of a variational posterior against the exact one: below 0.7 importance sampling could repair it.
+
+    q is the prior times sites t, so p(y | f) p(f) / q(f) is prod_n p(y_n | f_n) / t_n(f_n) up to a constant: no matrix
+    is needed. Raises TypeError for a sampler, which has no q.
+    """
+    weights = jax.jit(lambda one: log_ratios(one, kernel, state, prior, likelihood, y, draws))(key)
+    return pareto_k_of(np.asarray(weights))
+
+
+def log_ratios(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    state: Any,
+    prior: GaussianPrior,
+    likelihood: Likelihood,
+    y: Int[Array, " N"],
+    draws: int,
+) -> Float[Array, " D"]:
+    """log p(y, f) - log q(f) at draws of q, up to a constant."""
+    if kernel.traits.sampled:
+        raise TypeError(f"{kernel.traits.name} samples: it has no variational posterior whose k-hat could be found")
+    keys = jax.random.split(key, draws)
+    root = prior_root(prior).factor if prior.root is None else prior.root
+
+    def data(f: Array) -> Array:
+        return jnp.sum(likelihood.log_prob(y, f))
+
+    if isinstance(state, GradientState):
+
+        def whitened_ratio(one: Array) -> Array:
+            """In the whitened basis: log N(u; 0, I) - log N(u; mu, L L^T) = (e.e - u.u) / 2, u = mu + L e."""
+            e = jax.random.normal(one, state.mean.shape, state.mean.dtype)
+            u = state.mean + jnp.einsum("crs,cs->cr", state.factor, e)
+            return data(prior.mean + u @ root.T) + 0.5 * jnp.sum(e**2 - u**2)
+
+        return jax.lax.map(whitened_ratio, keys, batch_size=256)
+    sites = sites_of(state, likelihood)
+
+    def ratio(one: Array) -> Array:
+        f = draw(one, prior, sites, root)
+        return data(f) - jnp.sum(sites.shift * f) + 0.5 * jnp.sum(f * sites.times(f))
+
+    return jax.lax.map(ratio, keys, batch_size=256)
+
+
+def sites_of(state: Any, likelihood: Any) -> AnySites:
+    """The sites of a state: the Gaussian factors by which its q differs from the prior."""
+    if isinstance(state, CAVIState):
+        sites = likelihood.expected_sites(state.y, state.aux, classes_of(state.mask))
+        return mask_sites(sites, state.mask)
+    if isinstance(state, LaplaceState):
+        return mask_sites(likelihood.local_sites(state.y, state.mode.f, classes_of(state.mask)), state.mask)
+    sites = state.sites
+    assert isinstance(sites, AnySites)
+    return sites
+
+
+def pareto_k_of(log_weights: Float[np.ndarray, " D"]) -> float:
+    """k-hat of the importance weights: ArviZ finds it for weights 1 / p(y_n | f), of which these are one case."""
+    weights = np.asarray(log_weights, np.float64)
+    if not np.isfinite(weights).all():
+        return float("inf")
+    groups = {"posterior": {"one": weights[None]}, "log_likelihood": {"y": weights.max() - weights[None, :, None]}}
+    return float(psis_loo(_from_groups(groups, {}, {})).pareto_k.max())
+
+
+def save(data: Any, path: Any) -> None:
+    """Write ArviZ data as a netCDF file, which `arviz.from_netcdf` reads."""
+    data.to_netcdf(str(path), engine="h5netcdf")
+
+
+@highest_precision
+def _joint_draws(key: Array, posterior: Any, prior: GaussianPrior, draws: int) -> Float[Array, "D C N"]:
+    root, keys = root_of(prior), jax.random.split(key, draws)
+    if isinstance(posterior, GaussianPosterior):
+        precision = posterior.weight**2
+        sites = Sites(posterior.alpha + precision * posterior.mean, precision)  # (G4)
+        return jax.vmap(lambda one: draw(one, prior, sites, root))(keys)
+    shape = posterior.mean.shape
+    if isinstance(posterior, BlockPosterior):
+        spread = _covariance_root(posterior, prior)
+        normal = jax.random.normal(key, (draws, spread.shape[0]), spread.dtype)
+        return posterior.mean + (normal @ spread.T).reshape(draws, *shape)
+    if isinstance(posterior, FreeGaussian):
+        normal = jax.random.normal(key, (draws, *posterior.whitened_mean.shape), posterior.mean.dtype)
+        return posterior.mean + jnp.einsum("nr,crs,dcs->dcn", root, posterior.whitened_factor, normal)
+    raise TypeError(f"expected a posterior or an MCMC object that has run, got {type(posterior).__name__}")
+
+
+def _covariance_root(posterior: BlockPosterior, prior: GaussianPrior) -> Float[Array, "J J"]:
+    """A root of V = K - K F K (B1), J = C N rows."""
+    shape = posterior.mean.shape
+    basis = jnp.eye(posterior.mean.size, dtype=posterior.mean.dtype).reshape(-1, *shape)
+
+    def column(one: Array) -> Array:
+        forward = apply_covariance(prior.covariance, one)
+        return forward - apply_covariance(prior.covariance, posterior.reduction.times(forward))
+
+    full = jax.vmap(column)(basis).reshape(posterior.mean.size, -1)
+    values, vectors = jnp.linalg.eigh(0.5 * (full + full.T))
+    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))
+
+
+def _about_labels(key: Array, likelihood: Likelihood, y: Array, f: Float[Array, "M D C N"]) -> dict[str, Any]:
+    """Replicated labels, log likelihoods [M, D, N] and the labels observed."""
+
+    def replicate(one: Array, latent: Array) -> Array:
+        return likelihood.observation(latent).sample(one).T
+
+    keys = jax.random.split(key, f.shape[:2])
+    return {
+        "posterior_predictive": {"y": jax.vmap(jax.vmap(replicate))(keys, f)},
+        "log_likelihood": {"y": jax.vmap(jax.vmap(lambda latent: likelihood.log_prob(y, latent)))(f)},
+        "observed_data": {"y": likelihood.observed(y, f.shape[2]).T},
+    }
+
+
+@highest_precision
+def _predictions(
+    key: Array, likelihood: Likelihood, prior: GaussianPrior, query: Query, f: Float[Array, "M D C N"]
+) -> dict[str, Any]:
+    """f_* given f, by E[u | f] = P^T (f - a) (G8), and the density of every label at it."""
+    basis = query.cross @ prior_root(prior).pseudo_inverse
+    deviation = jnp.sqrt(jnp.maximum(query.variance - jnp.sum(basis**2, axis=-1), 0.0))
+    whitened = (f - prior.mean) @ prior_root(prior).pseudo_inverse
+    mean = query.mean + whitened @ basis.T
+    f_query = mean + deviation * jax.random.normal(key, mean.shape, mean.dtype)
+
+    def densities(latent: Array) -> Array:
+        labels = jnp.broadcast_to(jnp.arange(latent.shape[0])[:, None], latent.shape)
+        return jnp.exp(jax.vmap(lambda label: likelihood.log_prob(label, latent))(labels)).T
+
+    return {"f_query": f_query, "density": jax.vmap(jax.vmap(densities))(f_query)}
+
+
+def _statistics(fields: dict[str, Any]) -> dict[str, Any]:
+    """Extra fields of one number a draw, by ArviZ's names."""
+    kept = {STATISTICS.get(name, name): value for name, value in fields.items() if jnp.ndim(value) == 2}
+    if "potential_energy" in kept:
+        kept["lp"] = -kept.pop("potential_energy")
+    return kept
+
+
+def _dataset(groups: dict[str, Any], shape: tuple[int, ...], queries: int) -> Any:
+    sizes = {"class": shape[0], "point": shape[1], "query": queries}
+    coordinates = {name: np.arange(size) for name, size in sizes.items() if size}
+    plain = {name: {key: np.asarray(value) for key, value in group.items()} for name, group in groups.items()}
+    coded = plain["observed_data"]["y"].ndim == 2
+    dimensions = {**DIMENSIONS, "y": DIMENSIONS["y"] if coded else ["point"]}
+    return _from_groups(plain, coordinates, dimensions)
+
+
+def _from_groups(groups: dict[str, Any], coordinates: dict[str, Any], dimensions: dict[str, Any]) -> Any:
+    """`arviz.from_dict`, which takes groups as arguments in 0.23 and as one nested dict from 1.0."""
+    names = {name for group in groups.values() for name in group}
+    shared = {
+        "coords": coordinates,
+        "dims": {name: axes for name, axes in dimensions.items() if name in names},
+        "pred_coords": coordinates,
+        "pred_dims": {name: axes for name, axes in dimensions.items() if name in groups.get("predictions", {})},
+    }
+    if hasattr(arviz, "InferenceData"):
+        return arviz.from_dict(**groups, **shared)
+    return arviz.from_dict(groups, **shared)

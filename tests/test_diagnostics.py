@@ -1,0 +1,200 @@
+"""ArviZ data of every kind of posterior, k-hat and PSIS-LOO, against closed forms."""
+
+import jax
+import numpy as np
+import pytest
+from numpyro.infer import MCMC
+from problems import double, problem
+from scipy.special import logsumexp
+from scipy.stats import norm
+
+from inference import diagnostics
+from inference.diagnostics import (
+    draw_latents,
+    log_ratios,
+    pareto_k,
+    pareto_k_of,
+    psis_loo,
+    save,
+    sites_of,
+    summary_table,
+    to_arviz,
+)
+from inference.inner import cavi, cvi, exact, fit, gibbs, gradient, laplace
+from inference.mcmc import EllipticalSliceKernel
+from inference.predictive import predict
+from models.gaussian import condition, covariance, log_normaliser
+from models.likelihoods import LabelRegression, OneVsEach, Softmax
+
+GROUPS = {"posterior", "posterior_predictive", "log_likelihood", "sample_stats", "observed_data"}
+KERNELS = {
+    "exact": (exact, LabelRegression(noise=0.5)),
+    "cvi": (cvi, Softmax()),
+    "laplace": (laplace, Softmax()),
+    "cavi": (cavi, OneVsEach()),
+    "gradient": (gradient, Softmax()),
+}
+
+
+def group_names(data):
+    names = data.groups() if callable(data.groups) else data.groups  # 0.23 and 1.x
+    return {name.strip("/") for name in names} - {""}
+
+
+def fitted(name, task, steps=30):
+    make, likelihood = KERNELS[name]
+    kernel = make(likelihood)
+    state, _ = jax.jit(lambda key: fit(key, kernel, task.prior, task.y, steps=steps))(jax.random.key(0))
+    return kernel, likelihood, state, kernel.posterior(state, task.prior)
+
+
+@pytest.mark.parametrize("name", ["exact", "cavi", "gradient"])  # one of each kind of posterior
+def test_draws_have_the_moments_of_their_posterior(name):
+    task = problem(0, points=5)
+    _, _, _, q = fitted(name, task)
+    f = np.asarray(draw_latents(jax.random.key(1), q, task.prior, 4000))
+    assert f.shape == (1, 4000, 3, 5)
+    centred = f[0] - q.mean
+    errors = np.sqrt(q.variance / 4000)
+    assert (np.abs(centred.mean(0)) < 5 * errors).all()
+    assert (np.abs((centred**2).mean(0) / q.variance - 1) < 5 * np.sqrt(2 / 4000)).all()
+    between_points = np.einsum("dcn,dcm->cnm", centred, centred) / 4000
+    scale = np.sqrt(np.einsum("cn,cm->cnm", q.variance, q.variance) * 2 / 4000)
+    if name == "exact":
+        expected = covariance(task.prior, sites_of(*state_and_likelihood(name, task)))
+        assert (np.abs(between_points - expected) < 5 * scale).all()
+    if name == "cavi":  # the classes of a point are coupled
+        between_classes = np.einsum("dcn,den->nce", centred, centred) / 4000
+        scale = np.sqrt(np.einsum("cn,en->nce", q.variance, q.variance) * 2 / 4000)
+        assert (np.abs(between_classes - q.covariance) < 5 * scale).all()
+
+
+def state_and_likelihood(name, task):
+    _, likelihood, state, _ = fitted(name, task)
+    return state, likelihood
+
+
+def test_a_mixture_is_drawn_chain_by_chain():
+    task = problem(0, points=5)
+    kernel = gibbs(OneVsEach(), chains=4)
+    state, _ = jax.jit(lambda key: fit(key, kernel, task.prior, task.y, steps=2))(jax.random.key(0))
+    f = draw_latents(jax.random.key(1), kernel.posterior(state, task.prior), task.prior, 400)
+    assert f.shape == (4, 100, 3, 5)
+    with pytest.raises(TypeError, match="it has no variational posterior"):
+        pareto_k(jax.random.key(0), kernel, state, task.prior, OneVsEach(), task.y)
+
+
+@pytest.mark.parametrize("likelihood", [Softmax(), LabelRegression()], ids=["labels", "coded"])
+def test_arviz_data_of_a_chain(likelihood, tmp_path):
+    task = problem(0, points=5)
+    kernel = EllipticalSliceKernel(task.prior, likelihood, task.y)
+    mcmc = MCMC(kernel, num_warmup=20, num_samples=50, num_chains=2, chain_method="vectorized", progress_bar=False)
+    mcmc.run(jax.random.key(0), extra_fields=("tries",))
+    data = to_arviz(jax.random.key(1), mcmc, likelihood, task.prior, task.y, task.query)
+    assert group_names(data) == GROUPS | {"predictions"}
+    f = data["posterior"]["f"]
+    assert f.dims == ("chain", "draw", "class", "point") and f.shape == (2, 50, 3, 5)
+    np.testing.assert_array_equal(f, mcmc.get_samples(group_by_chain=True)["f"])
+    assert data["log_likelihood"]["y"].dims == ("chain", "draw", "point")
+    coded = isinstance(likelihood, LabelRegression)
+    labels = ("point", "class") if coded else ("point",)
+    assert data["posterior_predictive"]["y"].dims == ("chain", "draw", *labels)
+    assert data["observed_data"]["y"].dims == labels
+    assert data["predictions"]["density"].dims == ("chain", "draw", "query", "class")
+    assert {"total_log_likelihood", "tries"} == set(data["sample_stats"].data_vars)
+    table = summary_table(data, ("f", "u"))
+    assert len(table) == 30 and list(table.columns) == diagnostics.SUMMARY
+    save(data, tmp_path / "data.nc")
+    again = diagnostics.arviz.from_netcdf(str(tmp_path / "data.nc"))
+    assert group_names(again) == group_names(data)
+    np.testing.assert_array_equal(again["posterior"]["f"], f)
+
+
+def test_predictions_of_draws_are_those_of_the_posterior():
+    task = problem(1, points=6)
+    _, likelihood, _, q = fitted("exact", task)
+    data = to_arviz(jax.random.key(1), q, likelihood, task.prior, task.y, task.query, draws=4000)
+    assert set(data["sample_stats"].data_vars) == {"total_log_likelihood"}
+    f_query, marginals = data["predictions"]["f_query"].values[0], q.predict(task.query)
+    errors = np.sqrt(marginals.variance / 4000)
+    assert (np.abs(f_query.mean(0) - marginals.mean) < 5 * errors).all()
+    assert (np.abs(f_query.var(0) / marginals.variance - 1) < 5 * np.sqrt(2 / 4000)).all()
+    density = data["predictions"]["density"].values[0].mean(0)
+    expected = predict(jax.random.key(0), likelihood, q, task.query)
+    np.testing.assert_allclose(density / density.sum(1, keepdims=True), expected, atol=0.05)
+    assert np.isfinite(summary_table(data)["ess_bulk"]).all() and np.isnan(summary_table(data)["r_hat"]).all()
+
+
+@double
+def test_the_ratio_of_an_exact_posterior_is_constant():
+    task = problem(0, points=5)
+    kernel, likelihood, state, _ = fitted("exact", task, steps=1)
+    ratios = log_ratios(jax.random.key(0), kernel, state, task.prior, likelihood, task.y, 50)
+    np.testing.assert_allclose(ratios, state.log_scale, rtol=1e-9)
+
+
+@double
+def test_ratios_of_every_posterior_find_the_same_evidence():
+    """log p(y) = log Z(sites) + log E_q[ratio]; the baseline's constant is log|L|."""
+    task = problem(0, points=4, scale=1.5)
+    evidence = {}
+    for name in ("cvi", "laplace", "gradient"):
+        kernel, likelihood, state, _ = fitted(name, task)
+        ratios = np.asarray(log_ratios(jax.random.key(0), kernel, state, task.prior, likelihood, task.y, 4000))
+        if name == "gradient":
+            constant = np.log(np.abs(np.diagonal(state.factor, axis1=1, axis2=2))).sum()
+        else:
+            constant = log_normaliser(task.prior, sites_of(state, likelihood))
+        weights = np.exp(ratios - ratios.max())
+        evidence[name] = float(constant + logsumexp(ratios) - np.log(4000))
+        error = weights.std() / weights.mean() / np.sqrt(4000)
+        assert error < 0.02, name
+    assert np.ptp(list(evidence.values())) < 0.08, evidence
+
+
+def test_k_hat_tells_a_good_posterior_from_a_narrow_one():
+    task = problem(0, points=5)
+    kernel, likelihood, state, _ = fitted("cvi", task)
+    arguments = (task.prior, likelihood, task.y)
+    assert pareto_k(jax.random.key(0), kernel, state, *arguments) < 0.7
+    precision = 20 * (state.sites.precision + 0.1)
+    mean = condition(task.prior, state.sites).mean
+    narrow = state._replace(sites=state.sites._replace(precision=precision, shift=precision * mean))
+    assert pareto_k(jax.random.key(0), kernel, narrow, *arguments) > 1.0
+
+
+def test_k_hat_of_a_known_tail():
+    """Weights U^-k have a Pareto tail with shape k."""
+    uniform = np.random.default_rng(0).uniform(size=20_000)
+    for k in (0.3, 0.9):
+        assert abs(pareto_k_of(-k * np.log(uniform)) - k) < 0.15
+    assert pareto_k_of(np.array([0.0, np.nan] * 100)) == np.inf
+
+
+def test_loo_of_label_regression_is_the_closed_form():
+    task = problem(0, points=8, scale=1.0)
+    likelihood = LabelRegression(noise=1.0)
+    q = condition(task.prior, exact(likelihood).init(jax.random.key(0), task.prior, task.y, None).sites)
+    found = psis_loo(to_arviz(jax.random.key(1), q, likelihood, task.prior, task.y, draws=4000))
+    coded = np.asarray(likelihood.observed(task.y, 3), np.float64)
+    total = np.asarray(task.prior.covariance, np.float64) + np.eye(8)
+    inverse = np.linalg.inv(total)
+    variance = 1 / np.diag(inverse)
+    mean = coded - (coded - task.prior.mean) @ inverse * variance
+    np.testing.assert_allclose(found.elpd, norm.logpdf(coded, mean, np.sqrt(variance)).sum(), atol=0.3)
+    assert found.pareto_k.shape == (8,) and found.pareto_k.max() < 1 and found.se > 0 and found.parameters > 0
+
+
+def test_samples_without_latents_are_refused():
+    class Finished:
+        def get_samples(self, group_by_chain):
+            return {"u": np.zeros((1, 2, 3, 5))}
+
+        def get_extra_fields(self, group_by_chain):
+            return {}
+
+    task = problem(0, points=5)
+    with pytest.raises(ValueError, match="expected samples of f, got u"):
+        to_arviz(jax.random.key(0), Finished(), Softmax(), task.prior, task.y)
+    with pytest.raises(TypeError, match="expected a posterior or an MCMC object that has run, got Marginals"):
+        to_arviz(jax.random.key(0), condition(task.prior, fitted("cvi", task)[2].sites).marginals, Softmax(), *task[:2])
