@@ -17,16 +17,13 @@ from jaxtyping import Array, Float
 import tasks
 from evaluation import metrics
 from evaluation.calibration import fit_temperature
-from inference.inner.base import Code, InferenceKernel, fit, fit_to_tolerance
+from inference.inner.base import Code, settle
 from inference.predictive import predict, temper
 from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
-from models.gaussian import GaussianPrior
 from runners.build import Model
 from runners.data import Episodes
 from tasks import Dataset
 
-TOLERANCE, MAX_STEPS = 1e-3, 100
-SAMPLER_STEPS = 50
 PIXELS_A_CHUNK = 200_000  # of images embedded at once: some 100 MB inside Conv4
 NUMBERS_A_BLOCK = 10_000_000  # of draws of logits at once: 40 MB
 
@@ -107,21 +104,12 @@ def _solve(
     def one(support: Array, y: Array, query: Array, key: Array) -> tuple[Array, Array]:
         fit_key, predict_key = jax.random.split(key)
         prior = gaussian_prior(kernel, hyper, support, way)
-        state, code = _settled(fit_key, algorithm, prior, y)
+        state, code = settle(fit_key, algorithm, prior, y)
         posterior = algorithm.posterior(state, prior)
         new = gaussian_query(kernel, hyper, support, query, way)
         return predict(predict_key, likelihood, posterior, new), code
 
     return jax.vmap(one)(support, y, query, keys)
-
-
-def _settled(key: Array, kernel: InferenceKernel, prior: GaussianPrior, y: Array) -> tuple[Any, Array]:
-    """State and code of an inference run to a tolerance; of a sampler after SAMPLER_STEPS sweeps."""
-    if kernel.traits.sampled:
-        state, each = fit(key, kernel, prior, y, steps=SAMPLER_STEPS)
-        return state, jnp.max(each.code)
-    state, info, _ = fit_to_tolerance(key, kernel, prior, y, tolerance=TOLERANCE, max_steps=MAX_STEPS)
-    return state, info.code
 
 
 def temperature_of(model: Model, dataset: Dataset, episodes: Episodes) -> float:

@@ -55,7 +55,8 @@ def test_a_folder_of_other_runs_is_refused(tiny, tiny_data, tiny_run, tmp_path, 
 def test_unknown_comparisons_are_refused(capsys):
     with pytest.raises(SystemExit):
         reproduce.command_line(["nothing"])
-    assert "expected a known comparison, got 'nothing'; known: omniglot-kernels, omniglot-pairs" in capsys.readouterr().err
+    message = "expected a known comparison, got 'nothing'; known: omniglot-kernels, omniglot-pairs"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

@@ -1,6 +1,6 @@
 """The inner loop: inference for one task, one algorithm a file."""
 
-from inference.inner.base import Code, InferenceKernel, Info, Mask, fit, fit_to_tolerance, run
+from inference.inner.base import Code, InferenceKernel, Info, Mask, fit, fit_to_tolerance, run, settle
 from inference.inner.cavi import cavi
 from inference.inner.cvi import cvi
 from inference.inner.exact import exact
@@ -22,4 +22,5 @@ __all__ = [
     "gradient",
     "laplace",
     "run",
+    "settle",
 ]

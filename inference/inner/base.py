@@ -16,6 +16,8 @@ from models.block_gaussian import JointMarginals
 from models.gaussian import AnySites, GaussianPrior, Marginals, Query, Sites, condition, prior_marginals, prior_root
 from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
 
+TOLERANCE, MAX_STEPS, SAMPLER_STEPS = 1e-3, 100, 50
+
 
 class Mask(NamedTuple):
     """What is real in a padded task: points [N] and classes [C]."""
@@ -175,6 +177,21 @@ def fit_to_tolerance(
     state, info, count = jax.lax.while_loop(unfinished, body, (state, info, jnp.asarray(1)))
     late = (info.residual > tolerance) & (info.code == Code.OK)
     return state, info._replace(code=jnp.where(late, Code.NOT_CONVERGED, info.code)), count
+
+
+def settle(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    mask: Mask | None = None,
+) -> tuple[Any, Int[Array, ""]]:
+    """State and code of an inference for use: run to TOLERANCE, or a sampler's chains for SAMPLER_STEPS sweeps."""
+    if kernel.traits.sampled:
+        state, each = fit(key, kernel, prior, y, mask, steps=SAMPLER_STEPS)
+        return state, jnp.max(each.code)
+    state, info, _ = fit_to_tolerance(key, kernel, prior, y, mask, tolerance=TOLERANCE, max_steps=MAX_STEPS)
+    return state, info.code
 
 
 def prepared(kernel: InferenceKernel, prior: GaussianPrior) -> GaussianPrior:

@@ -1,0 +1,112 @@
+"""Class probabilities of images, from a few labelled images of each class and a trained run.
+
+python runners/predict.py RUN_DIR --support DIR_OR_NPZ --query DIR_OR_NPZ [--csv FILE]      every flag: --help
+
+--support is a folder with a subfolder for each class, or an .npz file with `images` and `labels`; --query a folder, an
+image or an .npz file with `images`.
+"""
+
+import csv
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from inference.estimator import FewShotClassifier, InferenceFailedError
+from inference.outer.checkpoint import CheckpointError
+from runners import compilation_cache, run_directory
+from runners.build import Model, load_run
+from runners.console import format_percent, format_table, one_line_errors
+from runners.flags import OneLineParser
+from runners.overrides import ConfigError
+from runners.run_directory import RunError
+from tasks import DataError
+from tasks.images import Images, load_labelled, load_unlabelled
+
+SHOWN = 20  # rows of the table; --csv has them all
+
+
+@dataclass(frozen=True)
+class PredictionConfig:
+    """The flags of predict.py."""
+
+    run_dir: str
+    support: str
+    query: str
+    csv: str | None = None
+    seed: int = 0
+
+
+def main(config: PredictionConfig) -> dict[str, Any]:
+    """Probabilities [Q, C], the classes in the order of their columns, and the names of the queries.
+
+    Raises ConfigError, DataError, RunError or InferenceFailedError, each with one line.
+    """
+    if config.csv and not Path(config.csv).absolute().parent.is_dir():
+        raise ConfigError(f"expected --csv in a folder that exists, got {config.csv}; make the folder first")
+    model = load_run(config.run_dir)
+    shape = model.deep_kernel.backbone.image_shape
+    support, query = load_labelled(config.support, shape), load_unlabelled(config.query, shape)
+    classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
+    fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
+    probabilities = fitted.predict_proba(query.pixels)
+    _print(model, support, query, fitted.classes, probabilities)
+    if config.csv:
+        run_directory.replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
+    return {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
+
+
+def _print(model: Model, support: Images, query: Images, classes: np.ndarray, probabilities: np.ndarray) -> None:
+    counts = [support.labels.count(name) for name in classes]
+    print(
+        f"{len(classes)} classes with {min(counts)} to {max(counts)} labelled images each, {len(query.names)} queries"
+    )
+    trained = (model.config.way, model.config.shot)
+    if (len(classes), max(counts)) != trained:
+        print(f"the temperature {model.temperature:.3g} was fitted for {trained[0]}-way {trained[1]}-shot tasks")
+    best = np.argsort(-probabilities, axis=1)[:, :2]
+    rows = [
+        [name, *(f"{classes[k]} {format_percent(float(p[k]))}" for k in top)]
+        for name, p, top in zip(query.names, probabilities, best, strict=True)
+    ]
+    print(format_table(["image", "most probable", "then"], rows[:SHOWN]))
+    if len(rows) > SHOWN:
+        print(f"... and {len(rows) - SHOWN} more; --csv FILE writes all of them")
+
+
+def _csv(query: Images, classes: np.ndarray, probabilities: np.ndarray) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["image", "prediction", *classes])
+    for name, row in zip(query.names, probabilities, strict=True):
+        writer.writerow([name, classes[np.argmax(row)], *(f"{value:.6f}" for value in row)])
+    return text.getvalue()
+
+
+def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
+    """The command line. Raises ConfigError."""
+    parser = OneLineParser(prog="predict.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a run")
+    parser.add_argument("--support", required=True, metavar="PATH", help="folder with a subfolder a class, or .npz")
+    parser.add_argument("--query", required=True, metavar="PATH", help="folder of images, one image, or .npz")
+    parser.add_argument("--csv", metavar="FILE", help="write all probabilities to this file")
+    parser.add_argument("--seed", type=int, default=0, help="of the inference (default 0)")
+    return PredictionConfig(**vars(parser.parse_args(arguments)))
+
+
+def command_line(arguments: Sequence[str] | None = None) -> int:
+    """Exit code: 0, or 2 after an error in one line."""
+    with one_line_errors(ConfigError, DataError, RunError, CheckpointError, InferenceFailedError):
+        config = parse(arguments)
+        compilation_cache.enable()
+        main(config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(command_line())

@@ -1,0 +1,137 @@
+"""Images of a user: a folder, with a subfolder for every class where they are labelled, or an `.npz` file.
+
+They are brought to the shape that a model was trained on: converted to its number of channels, and resized so that the
+whole image fits, with the rest filled up in the colour of its border. Characters are trained as light ink on a dark
+ground, so dark ink on light paper is inverted.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks.files import DAMAGE, DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+Shape = tuple[int, int, int]
+
+
+class Images(NamedTuple):
+    """Bytes [N, H, W, Ch], where each came from, and its label, "" where there is none."""
+
+    pixels: np.ndarray
+    names: list[str]
+    labels: list[str]
+
+
+def load_labelled(path: str | Path, shape: Shape) -> Images:
+    """Images of the subfolders of a folder, each named like its class, or arrays `images` and `labels` of an .npz file.
+
+    Raises DataError.
+    """
+    path = Path(path)
+    if path.suffix == ".npz":
+        arrays = _read(path, ("images", "labels"))
+        if len(arrays["labels"]) != len(arrays["images"]):
+            counts = f"{len(arrays['images'])} images and {len(arrays['labels'])} labels"
+            raise DataError(f"expected one label for every image in {path}, got {counts}")
+        return _from_array(path, arrays["images"], [str(label) for label in arrays["labels"]], shape)
+    folders = sorted(entry for entry in _entries(path) if entry.is_dir())
+    files = [(file, folder.name) for folder in folders for file in _files(folder)]
+    if len({label for _, label in files}) < 2:
+        raise DataError(f"expected a folder with a subfolder of images for each of two classes or more, got {path}")
+    return _from_files(files, shape)
+
+
+def load_unlabelled(path: str | Path, shape: Shape) -> Images:
+    """Images of a folder and all folders in it, one image file, or the array `images` of an .npz file.
+
+    Raises DataError.
+    """
+    path = Path(path)
+    if path.suffix == ".npz":
+        images = _read(path, ("images",))["images"]
+        return _from_array(path, images, [""] * len(images), shape)
+    files = [path] if path.is_file() else _files(path)
+    if not files:
+        raise DataError(f"expected images ({', '.join(SUFFIXES)}) in {path}, got none")
+    return _from_files([(file, "") for file in files], shape)
+
+
+def fitted(image: np.ndarray, shape: Shape) -> np.ndarray:
+    """One image [H, W] or [H, W, 1, 3 or 4], bytes, in the shape [H', W', Ch'] of a model."""
+    from PIL import Image
+
+    height, width, channels = shape
+    picture = Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image)
+    if picture.mode in ("LA", "PA", "RGBA"):  # a transparent ground is paper
+        paper = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(paper, picture.convert("RGBA"))
+    picture = picture.convert("L" if channels == 1 else "RGB")
+    pixels = np.asarray(picture)
+    border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    ground = np.median(border, axis=0).astype(np.uint8)
+    scale = min(height / picture.height, width / picture.width)
+    size = max(1, round(scale * picture.width)), max(1, round(scale * picture.height))
+    small = np.asarray(picture.resize(size, Image.Resampling.BOX if scale < 1 else Image.Resampling.BILINEAR))
+    canvas = np.empty(shape, np.uint8)
+    canvas[:] = ground
+    top, left = (height - small.shape[0]) // 2, (width - small.shape[1]) // 2
+    canvas[top : top + small.shape[0], left : left + small.shape[1]] = small.reshape(*small.shape[:2], channels)
+    return 255 - canvas if channels == 1 and ground > 127 else canvas
+
+
+def _from_files(files: list[tuple[Path, str]], shape: Shape) -> Images:
+    pixels = np.stack([fitted(_pixels(file), shape) for file, _ in files])
+    return Images(pixels, [str(file) for file, _ in files], [label for _, label in files])
+
+
+def _from_array(path: Path, images: np.ndarray, labels: list[str], shape: Shape) -> Images:
+    if images.ndim not in (3, 4) or not len(images):
+        raise DataError(f"expected images [N, H, W] or [N, H, W, Ch] in {path}, got shape {images.shape}")
+    if np.issubdtype(images.dtype, np.floating):
+        low, high = float(np.min(images)), float(np.max(images))
+        if not (low >= 0 and high <= 1):  # written so that nan is refused
+            raise DataError(f"expected numbers within [0, 1] in {path}, got {low} to {high}; remove NaN and rescale")
+        images = np.round(255 * images).astype(np.uint8)
+    if images.dtype != np.uint8:
+        raise DataError(f"expected images as bytes or numbers in [0, 1] in {path}, got {images.dtype}")
+    if images.ndim == 4 and images.shape[-1] not in (1, 3, 4):
+        raise DataError(f"expected 1, 3 or 4 channels last in {path}, got shape {images.shape}; move the axis there")
+    pixels = np.stack([fitted(image, shape) for image in images])
+    return Images(pixels, [f"{path}:{number}" for number in range(len(images))], labels)
+
+
+def _pixels(file: Path) -> np.ndarray:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            mode = "L" if picture.mode in ("1", "I", "F", "I;16") else "RGBA"
+            return np.asarray(picture.convert(picture.mode if picture.mode in ("L", "RGB", "RGBA") else mode))
+    except DAMAGE as error:
+        raise DataError(f"expected an image in {file}, got one that cannot be read ({error})") from error
+
+
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            missing = [name for name in names if name not in file]
+            if missing:
+                raise DataError(f"expected the arrays {', '.join(names)} in {path}, got {', '.join(file) or 'none'}")
+            return {name: file[name] for name in names}
+    except DataError:
+        raise
+    except DAMAGE as error:
+        raise DataError(f"expected an .npz file at {path}, got one that cannot be read ({error})") from error
+
+
+def _entries(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise DataError(f"expected a folder of images or an .npz file, got {path}, which is neither")
+    return sorted(path.iterdir())
+
+
+def _files(path: Path) -> list[Path]:
+    _entries(path)
+    return sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)

@@ -1,0 +1,157 @@
+"""FewShotClassifier and predict.py: folders and files of images in, probabilities out, and what they refuse."""
+
+import csv
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+from inference import estimator
+from inference.estimator import FewShotClassifier
+from runners import predict
+from runners.build import load_run
+from runners.data import load_splits
+from tasks import DataError, sample_task
+from tasks.images import fitted, load_labelled, load_unlabelled
+
+SHAPE = (16, 16, 1)
+
+
+@pytest.fixture(scope="module")
+def classifier(tiny_run):
+    model = load_run(tiny_run.path)
+    return FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
+
+
+@pytest.fixture(scope="module")
+def task(tiny_data):
+    return jax.device_get(
+        jax.jit(lambda key: sample_task(key, load_splits("omniglot", tiny_data).test, way=4, shot=3, query=5))(
+            jax.random.key(0)
+        )
+    )
+
+
+@pytest.fixture
+def unequal(task):
+    """Four images of class 0, one of each other class; labels are words."""
+    keep = np.array([0, 1, 2, 3, 6, 9])
+    return task.x_support[keep], np.array(["ash", "birch", "cedar", "elm"])[task.y_support[keep]]
+
+
+def test_any_labels_counts_and_numbers_of_queries(classifier, task, unequal):
+    images, labels = unequal
+    result = classifier.fit(jax.random.key(0), images, labels)
+    assert list(result.classes) == ["ash", "birch", "cedar", "elm"]
+    probabilities = result.predict_proba(task.x_query)
+    assert probabilities.shape == (20, 4)
+    np.testing.assert_allclose(probabilities.sum(1), 1.0, rtol=1e-5)
+    assert (result.predict(task.x_query) == result.classes[probabilities.argmax(1)]).all()
+    many = result.predict_proba(np.concatenate([task.x_query] * 5))  # more than a chunk
+    np.testing.assert_allclose(many[:20], probabilities, atol=1e-6)
+    np.testing.assert_allclose(result.predict_proba(task.x_query[3:4]), probabilities[3:4], atol=1e-6)
+
+
+def test_queries_of_other_numbers_compile_nothing(classifier, task, unequal):
+    result = classifier.fit(jax.random.key(0), *unequal)
+    result.predict_proba(task.x_query)
+    compiled = [function._cache_size() for function in (estimator._embed, estimator._fitted, estimator._probabilities)]
+    result.predict_proba(np.concatenate([task.x_query] * 4)[:77])
+    classifier.fit(jax.random.key(1), *unequal)
+    again = [function._cache_size() for function in (estimator._embed, estimator._fitted, estimator._probabilities)]
+    assert again == compiled
+
+
+def test_adding_images_is_fitting_all_of_them(classifier, task, unequal):
+    images, labels = unequal
+    more, names = task.x_query[:3], ["elm", "fir", "ash"]
+    added = classifier.fit(jax.random.key(0), images, labels).add(more, names)
+    whole = classifier.fit(jax.random.key(0), np.concatenate([images, more]), [*labels, *names])
+    assert list(added.classes) == ["ash", "birch", "cedar", "elm", "fir"]
+    np.testing.assert_allclose(added.predict_proba(task.x_query), whole.predict_proba(task.x_query), atol=1e-5)
+
+
+def test_tasks_that_make_no_sense_are_refused(classifier, unequal):
+    images, labels = unequal
+    with pytest.raises(ValueError, match="expected one label for each of the 6 images"):
+        classifier.fit(jax.random.key(0), images, labels[:-1])
+    with pytest.raises(ValueError, match="expected images of at least two classes, got 1"):
+        classifier.fit(jax.random.key(0), images, ["ash"] * 6)
+
+
+# Images of a user
+
+
+def drawing(dark_on_light=True, size=(40, 30)):
+    """A stroke, as a scanner sees it: dark on light, taller than wide."""
+    image = np.full(size, 250, np.uint8)
+    image[5:35, 12:16] = 10
+    return image if dark_on_light else 255 - image
+
+
+def test_images_are_fitted_to_the_model():
+    light, dark = fitted(drawing(), SHAPE), fitted(drawing(False), SHAPE)
+    assert light.shape == SHAPE and light.dtype == np.uint8
+    np.testing.assert_array_equal(light, dark)  # ink is light either way
+    assert light[:, 0].max() < 10 and light.max() > 200 and 4 <= np.argmax(light.sum(0).squeeze()) <= 9
+    colour = fitted(np.stack([drawing()] * 3, -1), (16, 16, 3))
+    assert colour.shape == (16, 16, 3) and colour[0, 0, 0] > 240  # photographs are not inverted
+    transparent = np.zeros((40, 30, 4), np.uint8)
+    transparent[5:35, 12:16, 3] = 255  # black ink on nothing
+    assert fitted(transparent, SHAPE)[:, 0].max() < 10 and fitted(transparent, SHAPE).max() > 200
+
+
+@pytest.fixture
+def folders(tmp_path, task):
+    for number, (image, y) in enumerate(zip(task.x_support, task.y_support, strict=True)):
+        folder = tmp_path / "support" / f"class {y}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.squeeze(-1)).save(folder / f"{number}.png")
+    (tmp_path / "query").mkdir()
+    for number, image in enumerate(task.x_query):
+        Image.fromarray(image.squeeze(-1)).save(tmp_path / "query" / f"{number:02}.png")
+    return tmp_path
+
+
+def test_folders_in_probabilities_out(tiny_run, folders, task, capsys):
+    arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
+    assert predict.command_line([*arguments, "--csv", str(folders / "p.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert "4 classes with 3 to 3 labelled images each, 20 queries" in printed
+    assert "fitted for 3-way 1-shot tasks" in printed
+    rows = list(csv.DictReader((folders / "p.csv").read_text().splitlines()))
+    assert [row["prediction"] in row and float(row[row["prediction"]]) >= 0.25 for row in rows] == [True] * 20
+    np.savez(folders / "support.npz", images=task.x_support, labels=[f"class {y}" for y in task.y_support])
+    np.savez(folders / "query.npz", images=task.x_query / np.float32(255))
+    from_files = predict.main(
+        predict.PredictionConfig(str(tiny_run.path), str(folders / "support.npz"), str(folders / "query.npz"))
+    )
+    values = [[float(row[name]) for name in from_files["classes"]] for row in rows]
+    np.testing.assert_allclose(from_files["probabilities"], values, atol=1e-5)
+
+
+def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys):
+    empty, damaged = tmp_path / "empty", tmp_path / "query" / "damaged.png"
+    empty.mkdir()
+    np.savez(tmp_path / "nan.npz", images=np.full((2, 4, 4), np.nan))
+    np.savez(tmp_path / "long.npz", images=np.zeros((2, 4, 4), np.uint8), labels=["a"])
+    np.savez(tmp_path / "channels.npz", images=np.zeros((2, 3, 5, 5), np.uint8))
+    cases = [
+        (load_labelled, tmp_path / "nothing", "got .*nothing, which is neither"),
+        (load_labelled, empty, "a subfolder of images for each of two classes"),
+        (load_labelled, tmp_path / "nan.npz", "expected the arrays images, labels in .*, got images"),
+        (load_labelled, tmp_path / "long.npz", "got 2 images and 1 labels"),
+        (load_unlabelled, empty, "expected images .* got none"),
+        (load_unlabelled, tmp_path / "nan.npz", r"expected numbers within \[0, 1\]"),
+        (load_unlabelled, tmp_path / "channels.npz", "expected 1, 3 or 4 channels last"),
+        (load_unlabelled, tmp_path / "missing.npz", "expected an .npz file"),
+    ]
+    for load, path, message in cases:
+        with pytest.raises(DataError, match=message):
+            load(path, SHAPE)
+    damaged.write_bytes(b"not an image")
+    with pytest.raises(SystemExit) as exit_info:
+        predict.command_line([str(tiny_run.path), "--support", str(folders / "support"), "--query", str(damaged)])
+    printed = capsys.readouterr().err
+    assert exit_info.value.code == 2 and printed.count("\n") == 1 and "got one that cannot be read" in printed
