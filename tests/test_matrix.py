@@ -49,7 +49,7 @@ def cells():
 CELLS = list(cells())
 
 
-def gradient_of(likelihood, inference, objective, mode):
+def gradient_of(likelihood, inference, objective, mode, steps=3):
     """Value and gradient of a cell in the features and all hyper-parameters, as the outer loop takes them."""
     chosen, start = KERNELS["rbf"](), LIKELIHOODS[likelihood]()
     settings = {"chains": 2} if inference == "gibbs" else {}
@@ -59,7 +59,7 @@ def gradient_of(likelihood, inference, objective, mode):
 
     def value(x, hyper, parameters):
         model = start.with_parameters(parameters)
-        inner = Inner(INFERENCE[inference](model, **settings), 3, HYPERGRADIENTS[mode])
+        inner = Inner(INFERENCE[inference](model, **settings), steps, HYPERGRADIENTS[mode])
         task = EmbeddedTask(x[:SUPPORT], jnp.asarray(LABELS[:SUPPORT]), x[SUPPORT:], jnp.asarray(LABELS[SUPPORT:]))
         return OBJECTIVES[objective](jax.random.key(0), inner, model, latent_process(chosen, hyper, 3), task).value
 
@@ -75,6 +75,21 @@ def test_every_cell_has_finite_gradients_that_move_what_is_learned(likelihood, i
         assert (np.isfinite(leaf).all() and np.abs(leaf).max() > 0) or leaf is by_hyper["mean"]
     level = LIKELIHOODS[likelihood]().prior_mean is not None
     assert (abs(by_hyper["mean"]) > 1e-4) == level
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("likelihood, inference", [("softmax", "cvi"), ("logistic-softmax", "cavi")])
+def test_memory_grows_with_the_inner_steps_only_where_they_are_unrolled(likelihood, inference):
+    def growth(mode):
+        sizes = [
+            jax.jit(gradient_of(likelihood, inference, "predictive", mode, steps)).lower().compile().memory_analysis()
+            for steps in (3, 50)
+        ]
+        return sizes[1].temp_size_in_bytes / sizes[0].temp_size_in_bytes
+
+    growths = {mode: growth(mode) for mode in HYPERGRADIENTS}
+    print(f"{likelihood}, {inference}: memory of 50 inner steps over that of 3: {growths}")
+    assert growths["sites"] < 1.1 and growths["implicit"] < 1.1 and growths["unroll"] > 2
 
 
 def likelihood_table():
