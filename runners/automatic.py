@@ -13,13 +13,7 @@ Table = Mapping[str | None, Value]
 # Kinds of data: what a data set's images show decides which kernel fits.
 KINDS: Table[str] = {"glyphs": "characters", "omniglot": "characters", "omniglot-emnist": "characters", None: "photos"}
 
-INFERENCE: Table[str] = {
-    "softmax": "cvi",
-    "logistic-softmax": "cavi",
-    "one-vs-each": "cavi",
-    "gaussian": "exact",
-    None: "cvi",
-}  # by likelihood
+INFERENCE: Table[str] = {"gaussian": "exact", None: "cvi"}  # by likelihood
 OBJECTIVE: Table[str] = {"gibbs": "predictive", None: "elbo"}  # by inference
 HYPERGRADIENT: Table[str] = {"gradient": "unroll", None: "sites"}  # by inference
 KERNEL: Table[str] = {"characters": "rbf", None: "rbf"}  # by kind of data
