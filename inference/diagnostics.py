@@ -3,7 +3,11 @@
 The only file that imports ArviZ: 0.23 (InferenceData), which Python 3.11 gets, and 1.x (DataTree).
 """
 
+import contextlib
+import logging
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -102,8 +106,7 @@ def draw_latents(key: Key[Array, ""], posterior: Any, prior: GaussianPrior, draw
 
 def summary_table(data: Any, var_names: tuple[str, ...] = ("f",)) -> Any:
     """A pandas table, a row for each scalar: mean, sd, their MCSE, bulk and tail ESS, R-hat (NaN for one chain)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of statistics that one chain, or constant draws, do not have
+    with _quiet():  # about statistics that one chain, or constant draws, do not have
         table = arviz.summary(data, var_names=list(var_names), round_to="none")
     return table.reindex(columns=SUMMARY).astype(float)
 
@@ -113,8 +116,7 @@ def psis_loo(data: Any) -> LeaveOneOut:
 
     A density that is not normalised over y (one-vs-each) gives a composite score, not to be compared with others.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # large k-hats are returned, point by point
+    with _quiet():  # about large k-hats: they are returned, point by point
         result = arviz.loo(data, pointwise=True, var_name="y", reff=1.0)
     old = hasattr(result, "elpd_loo")
     elpd, parameters = (result.elpd_loo, result.p_loo) if old else (result.elpd, result.p)
@@ -196,9 +198,18 @@ def pareto_k_of(log_weights: Float[np.ndarray, " D"]) -> float:
     return float(psis_loo(_from_groups(groups, {}, {})).pareto_k.max())
 
 
-def save(data: Any, path: Any) -> None:
-    """Write ArviZ data as a netCDF file, which `arviz.from_netcdf` reads."""
+def save(data: Any, path: str | Path) -> None:
+    """Write ArviZ data as a netCDF file."""
     data.to_netcdf(str(path), engine="h5netcdf")
+
+
+def load(path: str | Path) -> Any:
+    """Read what `save` wrote."""
+    if hasattr(arviz, "InferenceData"):
+        return arviz.from_netcdf(str(path), engine="h5netcdf")
+    import xarray  # what 1.x itself is made of
+
+    return xarray.load_datatree(str(path), engine="h5netcdf")
 
 
 @highest_precision
@@ -263,6 +274,20 @@ def _predictions(
         return jnp.exp(jax.vmap(lambda label: likelihood.log_prob(label, latent))(labels)).T
 
     return {"f_query": f_query, "density": jax.vmap(jax.vmap(densities))(f_query)}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without ArviZ's warnings and log."""
+    logger = getattr(arviz, "_log", logging.getLogger("arviz"))  # 0.23 keeps one that `getLogger` does not know
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def _statistics(fields: dict[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from inference.mcmc import EllipticalSliceKernel
 from inference.predictive import predict
 from models.gaussian import condition, covariance, log_normaliser
 from models.likelihoods import LabelRegression, OneVsEach, Softmax
+from runners import diagnose
 
 GROUPS = {"posterior", "posterior_predictive", "log_likelihood", "sample_stats", "observed_data"}
 KERNELS = {
@@ -105,7 +106,7 @@ def test_arviz_data_of_a_chain(likelihood, tmp_path):
     table = summary_table(data, ("f", "u"))
     assert len(table) == 30 and list(table.columns) == diagnostics.SUMMARY
     save(data, tmp_path / "data.nc")
-    again = diagnostics.arviz.from_netcdf(str(tmp_path / "data.nc"))
+    again = diagnostics.load(tmp_path / "data.nc")
     assert group_names(again) == group_names(data)
     np.testing.assert_array_equal(again["posterior"]["f"], f)
 
@@ -198,3 +199,26 @@ def test_samples_without_latents_are_refused():
         to_arviz(jax.random.key(0), Finished(), Softmax(), task.prior, task.y)
     with pytest.raises(TypeError, match="expected a posterior or an MCMC object that has run, got Marginals"):
         to_arviz(jax.random.key(0), condition(task.prior, fitted("cvi", task)[2].sites).marginals, Softmax(), *task[:2])
+
+
+def test_the_runner_writes_data_tables_and_plots(tiny_run, tiny_data, tmp_path, capfd):
+    out = tmp_path / "out"
+    flags = [str(tiny_run.path), "--out", str(out), "--data-root", tiny_data, "--query", "4"]
+    assert diagnose.command_line([*flags, "--draws", "400"]) == 0
+    plots = {f"{name}.png" for name in ("trace", "rank", "forest", "elbo", "predictive")}
+    assert {path.name for path in out.iterdir()} == plots | {"own.nc", "own.csv", "nuts.nc", "nuts.csv"}
+    data = diagnostics.load(out / "nuts.nc")
+    assert group_names(data) == GROUPS | {"predictions"} and data["posterior"]["f"].shape == (4, 100, 3, 3)
+    assert {"lp", "n_steps", "acceptance_rate"} <= set(data["sample_stats"].data_vars)
+    printed = capfd.readouterr().out
+    assert "One 3-way 1-shot task of omniglot (seed 0), likelihood softmax" in printed
+    assert "PSIS-LOO" in printed and "\nnuts " in printed and "\ncvi (the run's own) " in printed
+    for more, message in (
+        ([], "expected --out to be a new or empty folder"),
+        (["--draws", "10"], "--draws must be at least 400"),
+        (["--way", "9", "--out", str(tmp_path / "other")], "expected at least 9 classes"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            diagnose.command_line([*flags, *more])
+        error = capfd.readouterr().err
+        assert stopped.value.code == 2 and error.startswith(f"error: {message}") and error.count("\n") == 1
