@@ -1,0 +1,310 @@
+"""The Gibbs samplers are exact: against quadrature, against NUTS (K6), by joint-distribution tests and by calibration.
+
+Every check takes `sign`, by which the shifts of the sites are multiplied: 1 is the sampler as it is, -1 a planted
+error that the check has to catch. The slow ones test that too. Sizes are such that a check takes a minute or two.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.infer import MCMC
+from problems import problem
+from scipy.stats import ks_2samp, kstest, norm
+
+from inference.diagnostics import summary_table, to_arviz
+from inference.inner import gibbs
+from inference.inner.gibbs import GibbsState
+from inference.mcmc import GibbsKernel, nuts
+from models.gaussian import GaussianPrior, prior_root
+from models.likelihoods import LogisticSoftmax, OneVsEach
+
+LIKELIHOODS = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
+FAMILY = 0.01  # error rate of a family of comparisons; four statistics of two samplers make 8
+REPLICATES = 1000
+names = pytest.mark.parametrize("name", LIKELIHOODS)
+
+
+def signed(likelihood, sign):
+    """The likelihood with the shift of its sites multiplied by `sign`, which may be traced."""
+
+    class Signed(type(likelihood)):
+        def sites(self, y, aux, classes=None):
+            sites = super().sites(y, aux, classes)
+            return sites._replace(shift=sign * sites.shift)
+
+    return Signed()
+
+
+def small_prior(classes, points, level=-0.3):
+    """Correlated latents with means that differ between the classes."""
+    distance = jnp.arange(points)[:, None] - jnp.arange(points)
+    mean = level * jnp.arange(1.0, classes + 1.0)[:, None] * jnp.ones(points)
+    prior = GaussianPrior(mean, 1.5 * jnp.exp(-0.5 * (distance / 1.5) ** 2))
+    return prior._replace(root=prior_root(prior).factor)
+
+
+def prior_draws(key, prior, count):
+    normal = jax.random.normal(key, (count, prior.mean.shape[0], prior.root.shape[1]))
+    return prior.mean + normal @ prior.root.T
+
+
+def sweep_of(likelihood, prior, sign):
+    """One Gibbs sweep of one chain for each replicate, f [T, C, N] and y [T, N] -> f."""
+    kernel = gibbs(signed(likelihood, sign), chains=1)
+
+    def one(key, f, y):
+        aux_key, sweep_key = jax.random.split(key)
+        aux = likelihood.aux_conditional(aux_key, y, f)
+        state = GibbsState(f[None], jax.tree.map(lambda value: value[None], aux), y, None)
+        return draw_f(kernel, sweep_key, state, prior, y)
+
+    return lambda key, f, y: jax.vmap(one)(jax.random.split(key, len(f)), f, y)
+
+
+def draw_f(kernel, key, state, prior, y):
+    """f given aux. The step's own draw of the next aux is not used, and the compiler leaves it out."""
+    return kernel.step(key, state, prior, y, None)[0].f[0]
+
+
+# One sweep leaves the exact posterior invariant
+
+
+def moments(f):
+    """Functions of f [..., C, N] whose expectations are compared: f, f^2, and a product across classes and points."""
+    first = f[..., 0, 0] * f[..., -1, -1]
+    flat = f.reshape(*f.shape[:-2], -1)
+    return jnp.concatenate([flat, flat**2, first[..., None]], axis=-1)
+
+
+def quadrature_moments(prior, likelihood, y):
+    """Posterior expectations of `moments` by product Gauss-Hermite in the whitened basis."""
+    classes, rank = prior.mean.shape[0], prior.root.shape[1]
+    nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+    grid = np.stack(np.meshgrid(*[nodes] * (classes * rank), indexing="ij"), -1).reshape(-1, classes, rank)
+    weight = np.prod(np.meshgrid(*[weights] * (classes * rank), indexing="ij"), axis=0).reshape(-1)
+    f = prior.mean + jnp.asarray(grid, jnp.float32) @ prior.root.T
+    weight = weight * np.exp(np.asarray(jax.vmap(lambda one: jnp.sum(likelihood.log_prob(y, one)))(f), np.float64))
+    return weight @ np.asarray(moments(f), np.float64) / weight.sum()
+
+
+def one_sweep(likelihood, y, count):
+    """Errors of the moments as a function of the sign, after one sweep from exact posterior draws.
+
+    In standard errors of independent draws, which those after the sweep are.
+    """
+    prior = small_prior(2, len(y))
+    f = np.asarray(prior_draws(jax.random.key(0), prior, count))
+    density = np.exp(jax.vmap(lambda one: jnp.sum(likelihood.log_prob(y, one)))(f))  # at most 1: accept with it
+    exact = jnp.asarray(f[np.random.default_rng(0).uniform(size=count) < density])
+    expected = quadrature_moments(prior, likelihood, y)
+
+    @jax.jit
+    def sweep(key, f, sign):
+        return moments(sweep_of(likelihood, prior, sign)(key, f, jnp.broadcast_to(y, (len(f), len(y)))))
+
+    def errors(sign):
+        values = np.asarray(sweep(jax.random.key(1), exact, sign), np.float64)
+        return np.abs(values.mean(0) - expected) / values.std(0) * np.sqrt(len(values))
+
+    return errors
+
+
+@names
+def test_one_sweep_leaves_the_posterior_invariant(name):
+    errors = one_sweep(LIKELIHOODS[name], jnp.asarray([0, 1], jnp.int32), 20_000)
+    assert errors(1.0).max() < 5
+    assert errors(-1.0).max() > 10  # a wrong sign is seen
+
+
+# K6: means and standard deviations against NUTS
+
+
+@functools.cache
+def nuts_table(name):
+    task, likelihood = problem(0, classes=3, points=12), LIKELIHOODS[name]
+    mcmc = nuts(task.prior, likelihood, task.y, num_warmup=500, num_samples=3000, num_chains=4)
+    mcmc.run(jax.random.key(0))
+    return summary_table(to_arviz(jax.random.key(0), mcmc, likelihood, task.prior, task.y))
+
+
+@functools.cache
+def gibbs_program(name, chains, warmup, samples):
+    task, likelihood = problem(0, classes=3, points=12), LIKELIHOODS[name]
+
+    @jax.jit
+    def draw(key, sign):
+        kernel = GibbsKernel(task.prior, signed(likelihood, sign), task.y)
+        mcmc = MCMC(
+            kernel,
+            num_warmup=warmup,
+            num_samples=samples,
+            num_chains=chains,
+            chain_method="vectorized",
+            progress_bar=False,
+        )
+        mcmc.run(key)
+        return mcmc.get_samples(group_by_chain=True)["f"]
+
+    return draw
+
+
+class Drawn:
+    """Draws in the form that `to_arviz` reads."""
+
+    def __init__(self, f):
+        self.f = f
+
+    def get_samples(self, group_by_chain):
+        return {"f": self.f}
+
+    def get_extra_fields(self, group_by_chain):
+        return {}
+
+
+def differences_from_nuts(name, sign, chains=32, samples=2500):
+    """|difference| of every mean and standard deviation in their joint MCSE, and the smallest bulk ESS of either."""
+    task, likelihood = problem(0, classes=3, points=12), LIKELIHOODS[name]
+    f = gibbs_program(name, chains, 200, samples)(jax.random.key(1), sign)
+    table = summary_table(to_arviz(jax.random.key(0), Drawn(f), likelihood, task.prior, task.y))
+    reference = nuts_table(name)
+    scores = [
+        np.abs(table[value] - reference[value]) / np.hypot(table[error], reference[error])
+        for value, error in (("mean", "mcse_mean"), ("sd", "mcse_sd"))
+    ]
+    return np.concatenate(scores), min(table["ess_bulk"].min(), reference["ess_bulk"].min())
+
+
+@pytest.mark.slow
+@names
+def test_gibbs_agrees_with_nuts(name, record_property):
+    """K6: the largest of all M comparisons is below the normal quantile at .01/(2M)."""
+    scores, effective = differences_from_nuts(name, 1.0)
+    bound = norm.isf(FAMILY / (2 * len(scores)))
+    record_property("largest", float(scores.max()))
+    print(f"{name}: largest of {len(scores)} differences {scores.max():.2f} of {bound:.2f}, bulk ESS {effective:.0f}")
+    assert effective > 1000
+    assert scores.max() < bound
+    wrong, _ = differences_from_nuts(name, -1.0)
+    print(f"{name}: with the wrong sign {wrong.max():.0f}")
+    assert wrong.max() > 2 * bound
+
+
+# Joint-distribution test and calibration
+
+
+def statistics(likelihood, f, y):
+    """One latent, one latent difference, the log likelihood and |f|^2 of every replicate."""
+    data = jax.vmap(lambda latent, labels: jnp.sum(likelihood.log_prob(labels, latent)))(f, y)
+    return jnp.stack([f[:, 0, 0], f[:, 0, 0] - f[:, 1, -1], data, jnp.sum(f**2, axis=(1, 2))], axis=-1)
+
+
+def labels_given(key, likelihood, f):
+    """Labels from p(y | f), for one-vs-each normalised: what its joint has given f."""
+    keys = jax.random.split(key, len(f))
+    return jax.vmap(lambda one, latent: likelihood.observation(latent).sample(one))(keys, f).astype(jnp.int32)
+
+
+def joint_draws(key, likelihood, prior, count):
+    """Exact draws of (f, y) from p(f) prod_n p(y_n | f_n), normalised over both.
+
+    For one-vs-each a draw of f is kept with probability prod_n Z_n(f), Z_n = sum_k p(k | f_n) <= 1.
+    """
+    f_key, y_key, accept_key = jax.random.split(key, 3)
+    f = prior_draws(f_key, prior, 40 * count)
+    y = labels_given(y_key, likelihood, f)
+
+    def log_mass(latent):
+        every = jnp.broadcast_to(jnp.arange(latent.shape[0])[:, None], latent.shape)
+        return jnp.sum(jax.nn.logsumexp(jax.vmap(lambda label: likelihood.log_prob(label, latent))(every), axis=0))
+
+    kept = np.flatnonzero(jax.random.uniform(accept_key, (len(f),)) < jnp.exp(jax.vmap(log_mass)(f)) + 1e-5)
+    assert len(kept) >= count
+    return f[kept[:count]], y[kept[:count]]
+
+
+@functools.cache
+def geweke_program(name, steps):
+    likelihood, prior = LIKELIHOODS[name], small_prior(3, 4)
+
+    @jax.jit
+    def run(key, sign, f, y):
+        sweep = sweep_of(likelihood, prior, sign)
+
+        def turn(carry, key):
+            f, y = carry
+            sweep_key, label_key = jax.random.split(key)
+            f = sweep(sweep_key, f, y)
+            return (f, labels_given(label_key, likelihood, f)), None
+
+        (f, y), _ = jax.lax.scan(turn, (f, y), jax.random.split(key, steps))
+        return statistics(likelihood, f, y)
+
+    return run
+
+
+def geweke_p_values(name, sign, replicates=4 * REPLICATES, steps=30):
+    """Two-sample KS of the four statistics: exact joint draws, and such draws after turns of sweep and y | f.
+
+    A transition that leaves the joint invariant leaves every replicate an exact and independent draw of it.
+    """
+    likelihood, prior = LIKELIHOODS[name], small_prior(3, 4)
+    first, second = (joint_draws(jax.random.key(seed), likelihood, prior, replicates) for seed in (0, 1))
+    moved = np.asarray(geweke_program(name, steps)(jax.random.key(2), sign, *first))
+    fresh = np.asarray(statistics(likelihood, *second))
+    return np.array([ks_2samp(a, b).pvalue for a, b in zip(moved.T, fresh.T, strict=True)])
+
+
+@pytest.mark.slow
+@names
+def test_geweke_joint_distribution(name):
+    right, wrong = geweke_p_values(name, 1.0), geweke_p_values(name, -1.0)
+    print(f"{name}: p-values {right.round(4)}; with the wrong sign {wrong}")
+    assert right.min() > FAMILY / 8
+    assert wrong.min() < 1e-6
+
+
+@functools.cache
+def calibration_program(name, draws, thin, warmup):
+    likelihood, prior = LIKELIHOODS[name], small_prior(3, 4)
+
+    @jax.jit
+    def run(key, sign, y):
+        sweep = sweep_of(likelihood, prior, sign)
+        start_key, warm_key, loop_key = jax.random.split(key, 3)
+
+        def some(key, f, count):
+            return jax.lax.fori_loop(0, count, lambda i, f: sweep(jax.random.fold_in(key, i), f, y), f)
+
+        def keep(f, key):
+            f = some(key, f, thin)
+            return f, statistics(likelihood, f, y)
+
+        f = some(warm_key, prior_draws(start_key, prior, len(y)), warmup)
+        return jax.lax.scan(keep, f, jax.random.split(loop_key, draws))[1]
+
+    return run
+
+
+def calibration(name, sign, draws=31, thin=10, warmup=50):
+    """p-values of the ranks of the truth among thinned posterior draws, and the lag-one correlation of those."""
+    likelihood, prior = LIKELIHOODS[name], small_prior(3, 4)
+    f, y = joint_draws(jax.random.key(3), likelihood, prior, REPLICATES)
+    truth = np.asarray(statistics(likelihood, f, y))
+    posterior = np.asarray(calibration_program(name, draws, thin, warmup)(jax.random.key(4), sign, y))
+    ranks = (posterior < truth).sum(0) + np.random.default_rng(0).uniform(size=truth.shape)  # uniform on (0, draws + 1)
+    centred = posterior - posterior.mean(0)
+    correlation = (centred[1:] * centred[:-1]).mean((0, 1)) / (centred**2).mean((0, 1)) + 1 / draws
+    return np.array([kstest(rank / (draws + 1), "uniform").pvalue for rank in ranks.T]), correlation
+
+
+@pytest.mark.slow
+@names
+def test_simulation_based_calibration(name):
+    (right, correlation), (wrong, _) = calibration(name, 1.0), calibration(name, -1.0)
+    print(f"{name}: p-values {right.round(4)}, lag-one correlation {correlation.round(3)}; wrong sign {wrong}")
+    assert correlation.max() < 0.15  # thinned to the effective sample size
+    assert right.min() > FAMILY / 8
+    assert wrong.min() < 1e-6
