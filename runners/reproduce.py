@@ -66,7 +66,7 @@ COMPARISONS = {
             Method("softmax-laplace", "softmax", "laplace"),
             Method("logistic-softmax-cavi", "logistic-softmax", "cavi"),
             Method("logistic-softmax-cvi", "logistic-softmax", "cvi"),
-            Method("logistic-softmax-gibbs", "logistic-softmax", "gibbs"),
+            Method("logistic-softmax-gibbs", "logistic-softmax", "gibbs", settings={"inference.chains": 4}),
             Method("one-vs-each-cavi", "one-vs-each", "cavi"),
             Method("one-vs-each-cvi", "one-vs-each", "cvi"),
             Method("one-vs-each-laplace", "one-vs-each", "laplace"),
