@@ -216,6 +216,8 @@ def _notes(model: Model, path: Info) -> str:
         lines.append(f"The run's own inference reported {code.name.lower().replace('_', ' ')}.")
     if model.config.likelihood == "one-vs-each":
         lines.append("One-vs-each is not normalised over labels: compare its PSIS-LOO with no other likelihood's.")
+    if not model.inference.traits.sampled:
+        lines.append(f"Residual of the run's own inference after {len(path.elbo)} steps: {path.residual[-1]:.1e}.")
     return "\n".join(lines)
 
 
