@@ -150,6 +150,32 @@ class AugmentedLikelihood(Likelihood, Protocol):
         ...
 
 
+class NoParameters:
+    """Mixin: nothing is learned."""
+
+    def parameters(self) -> dict[str, float | Array]:
+        """None."""
+        return {}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        """None."""
+        return {}
+
+    def with_parameters(self, values: dict[str, Array]) -> Any:
+        """Itself."""
+        del values
+        return self
+
+
+class IntegerLabels:
+    """Mixin: what is observed is the labels themselves."""
+
+    def observed(self, y: Int[Array, " N"], classes: int) -> Int[Array, " N"]:
+        """The labels."""
+        del classes
+        return y
+
+
 def one_hot(y: Int[Array, " N"], classes: int, dtype: jnp.dtype = jnp.float32) -> Float[Array, "C N"]:
     """Y with Y[c, n] = 1 where y_n = c."""
     return jax.nn.one_hot(y, classes, axis=0, dtype=dtype)

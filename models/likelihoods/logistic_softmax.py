@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from models.block_gaussian import JointMarginals, SimplexSites
 from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
 from models.gaussian import Marginals, Sites
-from models.likelihoods.base import one_hot, own, present, present_or_zero
+from models.likelihoods.base import IntegerLabels, one_hot, own, present, present_or_zero
 from models.polya_gamma import (
     PolyaGamma,
     log_cosh_half,
@@ -50,7 +50,7 @@ class LogisticSoftmaxFactors(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class LogisticSoftmax:
+class LogisticSoftmax(IntegerLabels):
     """Logistic-softmax with temperature tau: where all f < 0 it sharpens as tau falls, and it is softmax-like.
 
     prediction_draws: size of the Monte-Carlo rule of `predict`.
@@ -111,11 +111,6 @@ class LogisticSoftmax:
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f."""
         return dist.Categorical(logits=jax.nn.log_sigmoid(f / self.temperature).T).to_event(1)
-
-    def observed(self, y: Int[Array, " N"], classes: int) -> Int[Array, " N"]:
-        """The labels themselves."""
-        del classes
-        return y
 
     def local_sites(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None

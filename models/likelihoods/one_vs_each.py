@@ -22,7 +22,7 @@ from numpyro.distributions import constraints
 from models.block_gaussian import JointMarginals, StarSites
 from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid
 from models.gaussian import Marginals
-from models.likelihoods.base import one_hot, own
+from models.likelihoods.base import IntegerLabels, NoParameters, one_hot, own
 from models.polya_gamma import (
     PolyaGamma,
     log_cosh_half,
@@ -46,7 +46,7 @@ class OneVsEachFactors(NamedTuple):
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class OneVsEach:
+class OneVsEach(IntegerLabels, NoParameters):
     """One-vs-each composite likelihood; it has no free parameter and knows differences of logits only.
 
     prediction_draws: size of the Monte-Carlo rule of `predict`.
@@ -55,19 +55,6 @@ class OneVsEach:
     prediction_draws: int = 512
 
     prior_mean: ClassVar[float | None] = None
-
-    def parameters(self) -> dict[str, float | Array]:
-        """None."""
-        return {}
-
-    def priors(self) -> dict[str, dist.Distribution]:
-        """None."""
-        return {}
-
-    def with_parameters(self, values: dict[str, Array]) -> "OneVsEach":
-        """Itself."""
-        del values
-        return self
 
     def log_prob(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
@@ -99,11 +86,6 @@ class OneVsEach:
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f: the composite density; draws are those of p(y | f), normalised."""
         return OneVsEachLabels(f)
-
-    def observed(self, y: Int[Array, " N"], classes: int) -> Int[Array, " N"]:
-        """The labels themselves."""
-        del classes
-        return y
 
     def local_sites(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None

@@ -12,12 +12,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from models.block_gaussian import JointMarginals, SimplexSites
 from models.expectations import MonteCarlo, Points, expect, expected_log_sum_exp
 from models.gaussian import Marginals
-from models.likelihoods.base import one_hot, own, present
+from models.likelihoods.base import IntegerLabels, NoParameters, one_hot, own, present
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(IntegerLabels, NoParameters):
     """Softmax of the latent logits. It has no free parameter: a temperature would only rescale the GP.
 
     prediction_draws: size of the Monte-Carlo rule of `predict`.
@@ -26,19 +26,6 @@ class Softmax:
     prediction_draws: int = 512
 
     prior_mean: ClassVar[float | None] = None
-
-    def parameters(self) -> dict[str, float | Array]:
-        """None."""
-        return {}
-
-    def priors(self) -> dict[str, dist.Distribution]:
-        """None."""
-        return {}
-
-    def with_parameters(self, values: dict[str, Array]) -> "Softmax":
-        """Itself."""
-        del values
-        return self
 
     def log_prob(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
@@ -74,11 +61,6 @@ class Softmax:
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f."""
         return dist.Categorical(logits=f.T).to_event(1)
-
-    def observed(self, y: Int[Array, " N"], classes: int) -> Int[Array, " N"]:
-        """The labels themselves."""
-        del classes
-        return y
 
     def local_sites(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
