@@ -1,0 +1,252 @@
+"""Checks that a likelihood or an inference kernel keeps its promises, for authors of new ones (DESIGN 3).
+
+    check_likelihood(MyLikelihood())
+    check_inference(my_kernel(MyLikelihood()))
+
+Each returns the names of the checks it made and raises ConformanceError at the first that fails. They run in double
+precision on tiny problems, in seconds; the project's own tests ask for more.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from inference.inner.base import Code, InferenceKernel, Mask, fit, fit_to_tolerance
+from models.expectations import GaussHermite, expect
+from models.gaussian import GaussianPrior, Marginals
+from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
+
+CLASSES = 3
+LABELS = np.array([0, 1, 2, 2, 1, 0], np.int32)
+
+
+class ConformanceError(AssertionError):
+    """A promise that is not kept; the message names it and says by how much."""
+
+
+def check_likelihood(likelihood: Any) -> list[str]:
+    """L1 to L8 of a likelihood: those of tier 1, and of each further protocol that it offers.
+
+    Raises ConformanceError, and TypeError for an object that is no likelihood.
+    """
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"expected a Likelihood, got {type(likelihood).__name__}; see models/likelihoods/base.py")
+    checks: list[Callable[[Any], None]] = [_predicts, _expects, _ignores_masked_classes, _knows_no_order]
+    if isinstance(likelihood, GaussianLikelihood):
+        checks.append(_is_gaussian)
+    if isinstance(likelihood, SmoothLikelihood):
+        checks.append(_has_local_sites)
+    if isinstance(likelihood, AugmentedLikelihood):
+        checks += [_augments, _draws_latents, _bounds]
+    return _run(checks, likelihood)
+
+
+def check_inference(kernel: InferenceKernel) -> list[str]:
+    """K2, K4, K8 of an inference kernel, at labels of three classes. Raises ConformanceError."""
+    checks: list[Callable[[Any], None]] = [_keeps_its_state, _maps_over_tasks]
+    if not kernel.traits.sampled:
+        checks += [_settles, _ignores_padding]
+    return _run(checks, kernel)
+
+
+def _run(checks: list[Callable[[Any], None]], subject: Any) -> list[str]:
+    with jax.enable_x64(True):
+        for check in checks:
+            check(subject)
+    return [check.__name__.strip("_").replace("_", " ") for check in checks]
+
+
+def _close(name: str, value: Any, expected: Any, tolerance: float) -> None:
+    error = np.abs(np.asarray(value) - np.asarray(expected))
+    if not (error <= tolerance).all():  # written so that nan fails
+        raise ConformanceError(f"{name}: expected a difference of at most {tolerance:.0e}, got {np.max(error):.1e}")
+
+
+def _latents(seed: int) -> Array:
+    return jnp.asarray(1.5 * np.random.default_rng(seed).normal(size=(CLASSES, len(LABELS))))
+
+
+def _marginals(seed: int) -> Marginals:
+    variance = np.random.default_rng(seed + 1).uniform(0.05, 1.0, size=(CLASSES, len(LABELS)))
+    return Marginals(_latents(seed), jnp.asarray(variance))
+
+
+def _densities(likelihood: Likelihood, f: Array) -> Array:
+    labels = jnp.arange(CLASSES, dtype=jnp.int32)[:, None] * jnp.ones(f.shape[1], jnp.int32)
+    return jnp.exp(jnp.stack([likelihood.log_prob(label, f) for label in labels]))
+
+
+# Likelihoods
+
+
+def _predicts(likelihood: Likelihood) -> None:
+    """L1, L8: rows sum to 1 and are E_q p(k | f), normalised over k after the expectation."""
+    q = _marginals(0)
+    q = q._replace(mean=0.3 * q.mean)
+    keys = jax.random.split(jax.random.key(0), 64)
+    p = jnp.mean(jax.vmap(lambda key: likelihood.predict(key, q))(keys), axis=0)
+    _close("L1, predicted probabilities sum to 1", p.sum(1), 1.0, 1e-5)
+    densities = expect(lambda f: _densities(likelihood, f), q, GaussHermite(24).points(keys[0], CLASSES, jnp.float64))
+    _close("L8, predict is the expected density, normalised", p, (densities / densities.sum(0)).T, 5e-3)
+
+
+def _expects(likelihood: Likelihood) -> None:
+    """L4: expected_log_prob is that of quadrature, and log_prob at zero variance."""
+    y, q = jnp.asarray(LABELS), _marginals(2)
+    points = GaussHermite(30).points(jax.random.key(0), CLASSES, jnp.float64)
+    reference = expect(lambda f: likelihood.log_prob(y, f), q, points)
+    _close("L4, expected_log_prob without points is that of quadrature", _expected(likelihood, q), reference, 1e-5)
+    _close("L4, expected_log_prob over given points", likelihood.expected_log_prob(y, q, points), reference, 1e-5)
+    certain = q._replace(variance=jnp.zeros_like(q.variance))
+    _close("L4, at zero variance it is log_prob", _expected(likelihood, certain), likelihood.log_prob(y, q.mean), 1e-8)
+
+
+def _expected(likelihood: Likelihood, q: Marginals) -> Array:
+    return likelihood.expected_log_prob(jnp.asarray(LABELS), q)
+
+
+def _ignores_masked_classes(likelihood: Likelihood) -> None:
+    """A class that does not exist enters no normaliser and is never predicted."""
+    real, y, q = jnp.asarray([True, True, False]), jnp.asarray(LABELS % 2), _marginals(3)
+    q = q._replace(mean=q.mean.at[2].set(9.0))
+    small = jax.tree.map(lambda leaf: leaf[:2], q)
+    value = likelihood.expected_log_prob(y, q, None, real)
+    _close("a masked class changes no expectation", value, likelihood.expected_log_prob(y, small), 1e-8)
+    _close("a masked class is not predicted", likelihood.predict(jax.random.key(0), q, real)[:, 2], 0.0, 0.0)
+
+
+def _knows_no_order(likelihood: Likelihood) -> None:
+    """K9: permuting the classes permutes everything."""
+    order = np.array([2, 0, 1])
+    y, q = jnp.asarray(LABELS), _marginals(4)
+    moved = likelihood.expected_log_prob(jnp.asarray(np.argsort(order))[y], jax.tree.map(lambda leaf: leaf[order], q))
+    _close("permuting the classes changes no expectation", moved, likelihood.expected_log_prob(y, q), 1e-8)
+
+
+def _is_gaussian(likelihood: GaussianLikelihood) -> None:
+    """gaussian_sites are the density up to a constant."""
+    y, f, g = jnp.asarray(LABELS), _latents(5), _latents(6)
+    shift, precision = likelihood.gaussian_sites(y, CLASSES)
+    sites = [jnp.sum(shift * value - 0.5 * precision * value**2, axis=0) for value in (f, g)]
+    change = likelihood.log_prob(y, f) - likelihood.log_prob(y, g)
+    _close("gaussian_sites are log_prob up to a constant", sites[0] - sites[1], change, 1e-8)
+
+
+def _has_local_sites(likelihood: SmoothLikelihood) -> None:
+    """local_sites have the slope of log_prob."""
+    y, f = jnp.asarray(LABELS), _latents(7)
+    sites = likelihood.local_sites(y, f)
+    slope = jax.grad(lambda value: jnp.sum(likelihood.log_prob(y, value)))(f)
+    _close("local_sites have the slope of log_prob", sites.shift - sites.times(f), slope, 1e-8)
+
+
+def _augments(likelihood: AugmentedLikelihood) -> None:
+    """L2, L3: log p(y, aux | f) - log p(aux | y, f) = log p(y | f); the joint's dependence on f is its sites."""
+    y, f, g = jnp.asarray(LABELS), _latents(8), _latents(9)
+    aux = likelihood.aux_conditional(jax.random.key(0), y, g)
+    for name, value in (("L2", g), ("L3", f)):
+        difference = likelihood.log_joint(y, aux, value) - likelihood.log_conditional(y, aux, value)
+        _close(f"{name}, joint over conditional is the likelihood", difference, likelihood.log_prob(y, value), 1e-5)
+    sites = likelihood.sites(y, aux)
+    logs = [jnp.sum(value * (sites.shift - 0.5 * sites.times(value)), axis=0) for value in (f, g)]
+    change = likelihood.log_joint(y, aux, f) - likelihood.log_joint(y, aux, g)
+    _close("sites are the joint as a function of f", logs[0] - logs[1], change, 1e-6)
+
+
+def _draws_latents(likelihood: AugmentedLikelihood) -> None:
+    """The mean slope of the sites over draws of aux is that of log p(y | f), within five standard errors."""
+    y, f = jnp.asarray(LABELS), 0.7 * _latents(10)
+
+    def slope(key: Array) -> Array:
+        sites = likelihood.sites(y, likelihood.aux_conditional(key, y, f))
+        return sites.shift - sites.times(f)
+
+    slopes = jax.jit(jax.vmap(slope))(jax.random.split(jax.random.key(1), 10_000))
+    expected = jax.grad(lambda value: jnp.sum(likelihood.log_prob(y, value)))(f)
+    error = jnp.std(slopes, axis=0) / 100
+    excess = jnp.abs(jnp.mean(slopes, axis=0) - expected) / jnp.where(error > 0, error, 1.0)
+    _close("aux_conditional draws from p(aux | y, f), in standard errors", excess, 0.0, 5.0)
+
+
+def _bounds(likelihood: AugmentedLikelihood) -> None:
+    """L5, L6: the bound rises with q(aux), stays below E log p(y | f); its slope in the mean is that of the sites."""
+    y, q, aux, last = jnp.asarray(LABELS), _marginals(11), None, jnp.full(len(LABELS), -jnp.inf)
+    for _ in range(100):
+        aux = likelihood.aux_posterior(y, q, aux)
+        bound = likelihood.augmented_bound(y, q, aux)
+        _close("L5, aux_posterior never lowers the bound", jnp.maximum(last - bound, 0.0), 0.0, 1e-9)
+        last = bound
+    excess = jnp.maximum(last - likelihood.expected_log_prob(y, q), 0.0)
+    _close("L5, augmented_bound is at most expected_log_prob", excess, 0.0, 1e-8)
+    slope = jax.grad(lambda mean: jnp.sum(likelihood.augmented_bound(y, q._replace(mean=mean), aux)))(q.mean)
+    sites = likelihood.expected_sites(y, aux)
+    _close("L6, expected_sites have the slope of the bound", slope, sites.shift - sites.times(q.mean), 1e-6)
+
+
+# Inference kernels
+
+
+def _task(seed: int) -> tuple[GaussianPrior, Array]:
+    x = np.random.default_rng(seed).normal(size=(len(LABELS), 4)) + 1.5 * np.eye(CLASSES, 4)[LABELS]
+    squares = np.sum((x[:, None] - x) ** 2, axis=-1)
+    return GaussianPrior(jnp.full((CLASSES, len(LABELS)), -1.0), jnp.asarray(2.0 * np.exp(-squares / 8))), jnp.asarray(
+        LABELS
+    )
+
+
+def _keeps_its_state(kernel: InferenceKernel) -> None:
+    """K2: a step returns a state of the same structure, shapes and types, and a scalar Info."""
+    prior, y = _task(0)
+    first = jax.eval_shape(kernel.init, jax.random.key(0), prior, y, None)
+    moved, info = jax.eval_shape(kernel.step, jax.random.key(0), first, prior, y, None)
+    types = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (first, moved)]
+    if types[0] != types[1]:
+        raise ConformanceError(f"K2, a step keeps the state's shapes and types: got {types[1]} from {types[0]}")
+    if any(leaf.shape for leaf in info):
+        raise ConformanceError(f"K2, Info holds scalars: got shapes {[leaf.shape for leaf in info]}")
+
+
+def _maps_over_tasks(kernel: InferenceKernel) -> None:
+    """K8: vmap over tasks is a loop."""
+    tasks = [_task(seed)[0] for seed in (1, 2)]
+    y = jnp.asarray(LABELS)
+
+    def means(prior: GaussianPrior) -> Array:
+        state, _ = fit(jax.random.key(0), kernel, prior, y, steps=3)
+        return kernel.posterior(state, prior).marginals.mean
+
+    together = jax.jit(jax.vmap(means))(jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks))
+    _close("K8, vmap over tasks is a loop", together, jnp.stack([jax.jit(means)(prior) for prior in tasks]), 1e-8)
+
+
+def _settles(kernel: InferenceKernel) -> None:
+    """K4: the residual reaches 1e-6, and a step there moves neither the bound nor the posterior mean."""
+    prior, y = _task(3)
+    state, info, steps = jax.jit(
+        lambda: fit_to_tolerance(jax.random.key(0), kernel, prior, y, tolerance=1e-6, max_steps=5000)
+    )()
+    if info.code != Code.OK:
+        raise ConformanceError(f"K4, settles to 1e-6: got {Code(int(info.code)).name} after {steps} steps")
+    moved, after = kernel.step(jax.random.key(1), state, prior, y, None)
+    _close("K4, a step at the fixed point keeps the bound", after.elbo, info.elbo, 1e-5)
+    means = [kernel.posterior(one, prior).marginals.mean for one in (state, moved)]
+    _close("K4, a step at the fixed point keeps the posterior", means[0], means[1], 1e-4)
+
+
+def _ignores_padding(kernel: InferenceKernel) -> None:
+    """K8: a point that is masked changes nothing."""
+    prior, y = _task(4)
+    kept = np.arange(len(LABELS) - 1)
+    small = GaussianPrior(prior.mean[:, kept], prior.covariance[np.ix_(kept, kept)])
+    mask = Mask(jnp.arange(len(LABELS)) < len(kept), jnp.ones(CLASSES, bool))
+
+    def mean(prior: GaussianPrior, y: Array, mask: Mask | None) -> Array:
+        state, _ = fit(jax.random.key(0), kernel, prior, y, mask, steps=5)
+        return kernel.posterior(state, prior).marginals.mean
+
+    whole = jax.jit(mean)(prior, y, mask)[:, kept]
+    _close("K8, a masked point changes nothing", whole, jax.jit(mean)(small, y[kept], None), 1e-8)
