@@ -1,4 +1,4 @@
-"""Accuracy and calibration of predicted class probabilities, with what chance alone would show (METHODS 6).
+"""Accuracy and calibration of predicted class probabilities, with what chance alone would show.
 
 Predictions arrive as probabilities [E, Q, C] and labels [E, Q]: E episodes of Q queries each. An episode is the unit of
 independence: the queries of one episode share a support set, so they are right or wrong together.

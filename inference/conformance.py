@@ -1,4 +1,4 @@
-"""Checks that a likelihood or an inference kernel keeps its promises, for authors of new ones (DESIGN 3).
+"""Checks that a likelihood or an inference kernel keeps its promises, for authors of new ones.
 
     check_likelihood(MyLikelihood())
     check_inference(my_kernel(MyLikelihood()))

@@ -1,4 +1,4 @@
-"""Samplers of one task for `numpyro.infer.MCMC`: Gibbs, elliptical slice sampling and NUTS (METHODS 3.3, 3.5).
+"""Samplers of one task for `numpyro.infer.MCMC`: Gibbs, elliptical slice sampling and NUTS (docs/softmax.md).
 
     mcmc = MCMC(GibbsKernel(prior, likelihood, y), num_warmup=200, num_samples=1000, num_chains=4,
                 chain_method="vectorized", progress_bar=False)
@@ -114,7 +114,7 @@ class TaskKernel(MCMCKernel):
 
 
 class GibbsKernel(TaskKernel):
-    """`inference.inner.gibbs` as a NumPyro kernel: one sweep f | aux, then aux | f (METHODS 3.3).
+    """`inference.inner.gibbs` as a NumPyro kernel: one sweep f | aux, then aux | f.
 
     Samples hold f [C, N] and the augmented latents by name; `extra_fields` may be log_likelihood and code. Raises
     TypeError for a likelihood without augmentation.

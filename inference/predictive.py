@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Key
 
 from inference.inner.gibbs import Mixture
 from models.gaussian import Query
-from models.likelihoods.base import Likelihood
+from models.likelihoods.base import CompositeLikelihood, Likelihood
 
 FEWEST_DRAWS = 32
 
@@ -23,14 +23,17 @@ def predict(
 ) -> Float[Array, "Q C"]:
     """p(y_* = k | data) = E_q p(k | f_*) for every query; the draws are shared, so no query depends on another.
 
-    For a mixture of posteriors it is the mean of the components' probabilities; they share the likelihood's draws.
+    For a mixture of posteriors it is the mean over the components, which divide the likelihood's draws between them:
+    of their densities, normalised at the end, where a likelihood is not normalised over the label (O12).
     """
     marginals = posterior.predict(query)
     if not isinstance(posterior, Mixture):
         return likelihood.predict(key, marginals, classes)
     keys = jax.random.split(key, marginals.mean.shape[0])
     share = _with_fewer_draws(likelihood, len(keys))
-    return jnp.mean(jax.vmap(lambda one, component: share.predict(one, component, classes))(keys, marginals), axis=0)
+    each = share.expected_density if isinstance(share, CompositeLikelihood) else share.predict
+    mean = jnp.mean(jax.vmap(lambda one, component: each(one, component, classes))(keys, marginals), axis=0)
+    return mean / jnp.sum(mean, axis=1, keepdims=True)
 
 
 def _with_fewer_draws(likelihood: Any, components: int) -> Any:

@@ -1,4 +1,4 @@
-"""Networks that turn a batch of tasks of images [T, N, H, W, Ch] into features [T, N, D] (METHODS 5), in Flax NNX.
+"""Networks that turn a batch of tasks of images [T, N, H, W, Ch] into features [T, N, D], in Flax NNX.
 
 The task axis T is carried inside the network: in training every batch norm takes its statistics over the images of one
 task, never over the batch of tasks.

@@ -1,4 +1,4 @@
-"""Deep kernel: a network, then a base kernel on its features. Parameters in, Gaussian prior out (DESIGN 2)."""
+"""Deep kernel: a network, then a base kernel on its features. Parameters in, Gaussian prior out."""
 
 import jax.numpy as jnp
 import numpyro.distributions as dist

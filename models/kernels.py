@@ -1,4 +1,4 @@
-"""Base kernels K = s2 k(x, z) on feature vectors (METHODS 5): frozen dataclasses that hold no numbers.
+"""Base kernels K = s2 k(x, z) on feature vectors: frozen dataclasses that hold no numbers.
 
 The numbers a kernel learns live outside it, in a dict of unconstrained scalars `hyper`, so that the same kernel object
 serves a Flax module, a NumPyro model and a hand-written test. Every product runs at the highest matmul precision.

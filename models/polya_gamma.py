@@ -1,4 +1,4 @@
-"""Polya-Gamma: PG(b, z) is the weight with which a logistic likelihood becomes Gaussian (METHODS 3.4).
+"""Polya-Gamma: PG(b, z) is the weight with which a logistic likelihood becomes Gaussian (docs/notation.md).
 
 PG(b, z) = 1/(2 pi^2) sum_k g_k / ((k - 1/2)^2 + z^2/(4 pi^2)), g_k ~ Gamma(b, 1) (Polson, Scott & Windle 2013), with
 

@@ -2,7 +2,7 @@
 
 `omniglot`: 25 background alphabets train, their quarter turns as further classes; the five background alphabets of
 VALIDATION_ALPHABETS validate and the 20 evaluation alphabets (659 characters) test, both upright only.
-`omniglot-emnist` (METHODS 6): the 1,597 characters outside the Latin alphabet train, upright only; the EMNIST classes
+`omniglot-emnist`: the 1,597 characters outside the Latin alphabet train, upright only; the EMNIST classes
 at even positions validate, those at odd positions test.
 """
 

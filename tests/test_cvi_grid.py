@@ -86,7 +86,7 @@ def test_mirror_descent_settles_on_small_tasks():
 
 
 def test_full_steps_never_settle_where_chosen_steps_do():
-    """5-way 5-shot, cosine, output scale 30 (METHODS 3.1)."""
+    """5-way 5-shot, cosine, output scale 30."""
     rng, kernel = np.random.default_rng(0), KERNELS["cosine"]()
     y = labels(rng, 5, 5)
     x = jnp.float32(features(rng, y))

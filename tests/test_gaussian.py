@@ -161,7 +161,7 @@ def test_kl_and_log_normaliser_equal_quadrature(size):
 @double
 @pytest.mark.parametrize("shared", [True, False], ids=["one K", "K by class"])
 def test_bound_equals_evidence_plus_likelihood_less_sites(shared):
-    """-KL = log Z - E log t, so that ELBO = log Z + sum_n (E log p - E log t) for any likelihood (METHODS 4, E2)."""
+    """-KL = log Z - E log t, so that ELBO = log Z + sum_n (E log p - E log t) for any likelihood (E2)."""
     prior, sites, query = random_problem(4, shared)
     posterior, _, _, log_z = algebra(prior, sites, query)
     second = posterior.mean**2 + posterior.variance

@@ -779,7 +779,7 @@ REFUSED = {
     "cavi": {("evidence", "unroll"): NO_VALUE, ("evidence", "implicit"): NO_VALUE},
     "gibbs": {(objective, mode): DRAWS for objective in OBJECTIVES for mode in ("unroll", "implicit")}
     | {("elbo", "sites"): NO_BOUND},
-    "laplace": {},
+    "laplace": {("evidence", "sites"): "its evidence follows its mode"},
     "exact": {(objective, "implicit"): NO_FIXED_POINT for objective in OBJECTIVES},
     "gradient": {(objective, mode): NO_SITES for objective in OBJECTIVES for mode in ("sites", "implicit")}
     | {("evidence", "unroll"): NO_SITES},

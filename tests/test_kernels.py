@@ -33,7 +33,7 @@ def features(seed, count, size=6):
 
 
 def reference(name, x, z):
-    """K[i, j] one entry at a time, straight from METHODS 5."""
+    """K[i, j] one entry at a time, straight from the textbook formula."""
     scale, length, offset = (np.exp(HYPER[key]) for key in ("log_scale", "log_lengthscale", "log_offset"))
     size = x.shape[1]
     gram = np.empty((len(x), len(z)))

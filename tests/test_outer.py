@@ -129,7 +129,7 @@ def test_a_step_is_a_function_of_state_and_index(single):
 
 
 def test_the_loss_is_that_of_the_objective_and_the_priors(single):
-    """loss = -[L + log p(phi)] / N (METHODS 4), L computed here from the features of the network."""
+    """loss = -[L + log p(phi)] / N, L computed here from the features of the network."""
     state = single.start()
     model, likelihood = single.trainer.module(state)
     _, log = single.step(state, 0, "A")

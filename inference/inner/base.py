@@ -39,7 +39,7 @@ class Code(enum.IntEnum):
 class Info(NamedTuple):
     """Diagnostics of a step. elbo: the lower bound itself (larger is better), in nats, at the state returned.
 
-    residual: distance from the fixed point (METHODS 3.1), 0 where it does not apply. code: a `Code`.
+    residual: distance from the fixed point (C3), 0 where it does not apply. code: a `Code`.
     clipped: number of site precisions that were negative and set to 0. A sampler has no bound and no fixed point: its
     elbo is the mean over chains of log p(y | f) at the draws, to be watched, not maximised.
     """

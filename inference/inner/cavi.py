@@ -2,10 +2,11 @@
 
 q(f) q(aux), by turns:
 
-    q(aux) <- optimal given the marginals of q(f)         (the likelihood's `aux_posterior`)
+    q(aux) <- given the marginals of q(f)                 (the likelihood's `aux_posterior`)
     q(f)   <- prior times `expected_sites` of q(aux)      (A1, then G2 and G3)
 
-Both are exact maximisers of one bound, E_q[log p(y, aux | f) - log q(aux)] - KL(q(f) || p(f)), which never falls. In
+Every update maximises one bound in one factor, E_q[log p(y, aux | f) - log q(aux)] - KL(q(f) || p(f)), which never
+falls (for logistic-softmax q(aux) has two factors, updated in turn). In
 the natural parameters of q(f) the second is a full natural-gradient step.
 """
 

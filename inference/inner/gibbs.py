@@ -1,4 +1,4 @@
-"""Gibbs sampling for augmented likelihoods, many chains in one batch (METHODS 3.3; OVE section 4).
+"""Gibbs sampling for augmented likelihoods, many chains in one batch (LS4, O1, O2; OVE section 4).
 
 Two blocks, both drawn exactly: aux | f, y (the likelihood's `aux_conditional`) and f | aux, y, which is Gaussian: the
 prior times `sites` of aux, drawn by Matheron's rule (`models.gaussian.draw`). Given the sites of a draw everything

@@ -1,4 +1,4 @@
-"""Laplace's approximation: a Gaussian at the mode of p(f | y), found by Newton's method (METHODS 3.5).
+"""Laplace's approximation: a Gaussian at the mode of p(f | y), found by Newton's method (docs/softmax.md).
 
 At the mode the likelihood's `local_sites` have the slope of log p(y | f) and its curvature L, so that the posterior is
 the prior times these sites and its mean is the mode. A Newton step goes to the mean of the prior times the sites of now

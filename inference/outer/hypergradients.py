@@ -1,4 +1,4 @@
-"""How the gradient of the outer loop crosses the inner loop (METHODS 4): one function a mode.
+"""How the gradient of the outer loop crosses the inner loop (docs/hypergradients.md): one function a mode.
 
 Each fits one task under `prior` and returns what the objectives need; they differ only in what is differentiated.
 """
@@ -40,8 +40,9 @@ def sites(
 ) -> Fitted:
     """Stop the gradient at the sites, then recompute q from K: memory does not grow with the steps.
 
-    A valid bound after any number of steps, the exact hyper-gradient of the ELBO at the fixed point. Sites that are an
-    explicit function of the likelihood's parameters (`exact`) are not stopped.
+    A valid bound after any number of steps; the exact hyper-gradient of the ELBO at the fixed point of `cavi`, and at
+    that of `cvi` where no precision is clipped. Sites that are an explicit function of the likelihood's parameters
+    (`exact`) are not stopped.
     """
     if kernel.traits.differentiable_sites:
         return unroll(key, kernel, prior, y, mask, steps)

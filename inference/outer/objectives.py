@@ -90,7 +90,7 @@ def predictive(
 
 
 def check_combination(kernel: InferenceKernel, objective: Objective, hypergradient: HyperGradient) -> None:
-    """Raises ValueError, with the reason, for a product of arguments that makes no sense (METHODS 4)."""
+    """Raises ValueError, with the reason, for a product of arguments that makes no sense (docs/hypergradients.md)."""
     reason = refusal(kernel, objective, hypergradient)
     if reason:
         raise ValueError(
@@ -110,6 +110,8 @@ def refusal(kernel: InferenceKernel, objective: Objective, hypergradient: HyperG
         return "draws maximise no bound; use evidence (Fisher's identity) or predictive"
     if hypergradient is implicit and kernel.fixed_point is None:
         return "its sites are known in closed form, there is no fixed point to differentiate; use hyper-gradient sites"
+    if objective is evidence and hypergradient is sites and traits.evidence_value and not traits.differentiable_sites:
+        return "its evidence follows its mode, which fixed sites do not; use hyper-gradient implicit or unroll"
     if objective is evidence and hypergradient is not sites and not traits.evidence_value:
         return (
             "log Z gives a gradient at fixed sites, its own total derivative is not that of any bound; use "

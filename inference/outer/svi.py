@@ -2,7 +2,7 @@
 
 The NumPyro model registers the network and the priors of its hyper-parameters; the loss runs the inner loop:
 
-    loss = -[(1/T) sum_t L_t + log p(phi)] / N        (METHODS 4; N labelled points, phi the hyper-parameters)
+    loss = -[(1/T) sum_t L_t + log p(phi)] / N        (N labelled points, phi the hyper-parameters)
 
 The network is evaluated once a step, on all images of all tasks. Everything random is a function of (seed, step).
 """

@@ -81,6 +81,17 @@ class GaussianLikelihood(Likelihood, Protocol):
 
 
 @runtime_checkable
+class CompositeLikelihood(Likelihood, Protocol):
+    """A density that is not normalised over the label: `predict` normalises its expectation, over all of a mixture."""
+
+    def expected_density(
+        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, "Q C"]:
+        """E_q p(y = k | f) of every query, not normalised."""
+        ...
+
+
+@runtime_checkable
 class SmoothLikelihood(Likelihood, Protocol):
     """A likelihood that offers its local Gaussian approximation, which is what `laplace` needs."""
 

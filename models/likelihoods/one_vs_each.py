@@ -77,11 +77,17 @@ class OneVsEach(IntegerLabels, NoParameters):
     def predict(
         self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, "Q C"]:
-        """E_q p(k | f), then normalised over k; Monte Carlo with draws shared by all queries."""
+        """E_q p(k | f), then normalised over k."""
+        densities = self.expected_density(key, marginals, classes)
+        return densities / jnp.sum(densities, axis=1, keepdims=True)
+
+    def expected_density(
+        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, "Q C"]:
+        """E_q p(k | f) of every query, not normalised; Monte Carlo with draws shared by all queries."""
         mean = marginals.mean
         points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
-        densities = expect(lambda f: jnp.exp(_all_log_probs(f, classes)), marginals, points)
-        return (densities / jnp.sum(densities, axis=0)).T
+        return expect(lambda f: jnp.exp(_all_log_probs(f, classes)), marginals, points).T
 
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f: the composite density; draws are those of p(y | f), normalised."""
