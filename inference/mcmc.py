@@ -1,4 +1,4 @@
-"""Samplers of one task for `numpyro.infer.MCMC`: Gibbs, elliptical slice sampling and NUTS (docs/softmax.md).
+"""Samplers of one task for `numpyro.infer.MCMC`: Gibbs, elliptical slice sampling and NUTS.
 
     mcmc = MCMC(GibbsKernel(prior, likelihood, y), num_warmup=200, num_samples=1000, num_chains=4,
                 chain_method="vectorized", progress_bar=False)
