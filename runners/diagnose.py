@@ -15,7 +15,7 @@ from numpyro.infer import MCMC
 
 import tasks
 from inference import diagnostics
-from inference.inner.base import Code, Info, fit
+from inference.inner.base import MAX_STEPS, SAMPLER_STEPS, Code, Info, fit
 from inference.mcmc import GibbsKernel, nuts
 from inference.outer.checkpoint import CheckpointError
 from models.deep_kernel import gaussian_prior, gaussian_query
@@ -32,7 +32,7 @@ from runners.scoring import embed_images
 from tasks import DataError
 
 CHAINS = 4
-STEPS, SWEEPS = 100, 50  # of the run's own inference: as many as a test episode gets
+
 MOST_LATENTS, MOST_TRACES, MOST_QUERIES = 30, 4, 12  # shown in one plot
 
 
@@ -127,7 +127,7 @@ def _diagnose(model: Model, task: LabelledTask, own: str, config: DiagnoseConfig
     """Every method by name, and the Info of each step of the run's own inference."""
     fit_key, own_key, k_key, gibbs_key, nuts_key, data_key = jax.random.split(jax.random.key(config.seed), 6)
     algorithm, likelihood = model.inference, model.likelihood
-    steps = SWEEPS if algorithm.traits.sampled else STEPS
+    steps = SAMPLER_STEPS if algorithm.traits.sampled else MAX_STEPS
     state, path = jax.jit(lambda key: fit(key, algorithm, task.prior, task.y, steps=steps))(fit_key)
     posterior = algorithm.posterior(state, task.prior)
 

@@ -471,7 +471,7 @@ def claims():
 
 
 @double
-@pytest.mark.parametrize("name, objective, hypergradient", claims())
+@pytest.mark.parametrize("name, objective, hypergradient", list(claims()))
 def test_every_claim_of_an_exact_hypergradient(name, objective, hypergradient):
     """Against fourth-order differences of the converged value."""
     theta = np.append(THETA, -0.2)[: 3 + len(CLAIMS[name][0].parameters())]
