@@ -13,6 +13,7 @@ from models import LIKELIHOODS
 from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_registered_likelihoods_pass(name):
     names = check_likelihood(LIKELIHOODS[name]())
@@ -20,9 +21,12 @@ def test_registered_likelihoods_pass(name):
     assert ("augments" in names) == ("cavi" in usable_kernels(LIKELIHOODS[name]()))
 
 
+SLOW_KERNELS = [("cvi", Softmax), ("laplace", Softmax), ("cavi", OneVsEach), ("gibbs", OneVsEach)]
+
+
 @pytest.mark.parametrize(
     "inference, likelihood",
-    [("cvi", Softmax), ("laplace", Softmax), ("cavi", OneVsEach), ("gibbs", OneVsEach), ("exact", LabelRegression)],
+    [("exact", LabelRegression), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW_KERNELS)],
 )
 def test_registered_kernels_pass(inference, likelihood):
     assert "keeps its state" in check_inference(INFERENCE[inference](likelihood()))

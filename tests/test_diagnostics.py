@@ -49,6 +49,7 @@ def fitted(name, task, steps=30):
     return kernel, likelihood, state, kernel.posterior(state, task.prior)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact", "cavi", "gradient"])  # one of each kind of posterior
 def test_draws_have_the_moments_of_their_posterior(name):
     task = problem(0, points=5)
@@ -75,6 +76,7 @@ def state_and_likelihood(name, task):
     return state, likelihood
 
 
+@pytest.mark.slow
 def test_a_mixture_is_drawn_chain_by_chain():
     task = problem(0, points=5)
     kernel = gibbs(OneVsEach(), chains=4)
@@ -111,6 +113,7 @@ def test_arviz_data_of_a_chain(likelihood, tmp_path):
     np.testing.assert_array_equal(again["posterior"]["f"], f)
 
 
+@pytest.mark.slow
 def test_predictions_of_draws_are_those_of_the_posterior():
     task = problem(1, points=6)
     _, likelihood, _, q = fitted("exact", task)
@@ -126,6 +129,7 @@ def test_predictions_of_draws_are_those_of_the_posterior():
     assert np.isfinite(summary_table(data)["ess_bulk"]).all() and np.isnan(summary_table(data)["r_hat"]).all()
 
 
+@pytest.mark.slow
 @double
 def test_the_ratio_of_an_exact_posterior_is_constant():
     task = problem(0, points=5)
@@ -134,6 +138,7 @@ def test_the_ratio_of_an_exact_posterior_is_constant():
     np.testing.assert_allclose(ratios, state.log_scale, rtol=1e-9)
 
 
+@pytest.mark.slow
 @double
 def test_ratios_of_every_posterior_find_the_same_evidence():
     """log p(y) = log Z(sites) + log E_q[ratio]; the baseline's constant is log|L|."""
@@ -172,6 +177,7 @@ def test_k_hat_of_a_known_tail():
     assert pareto_k_of(np.array([0.0, np.nan] * 100)) == np.inf
 
 
+@pytest.mark.slow
 def test_loo_of_label_regression_is_the_closed_form():
     task = problem(0, points=8, scale=1.0)
     likelihood = LabelRegression(noise=1.0)

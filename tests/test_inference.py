@@ -58,10 +58,24 @@ def cells():
 CELLS = list(cells())
 SAMPLED = {"gibbs"}  # their states are random draws: what is asked of them is in test_samplers.py
 DETERMINISTIC = [cell for cell in CELLS if cell[0] not in SAMPLED]
-each_cell = pytest.mark.parametrize("inference, likelihood", CELLS, ids=["-".join(cell) for cell in CELLS])
-each_deterministic_cell = pytest.mark.parametrize(
-    "inference, likelihood", DETERMINISTIC, ids=["-".join(cell) for cell in DETERMINISTIC]
-)
+# Cells that repeat what others show are run with the slow tests.
+REPEATS = {
+    ("gibbs", "logistic-softmax"),
+    ("laplace", "logistic-softmax"),
+    ("cvi", "one-vs-each"),
+    ("gradient", "logistic-softmax"),
+    ("gradient", "one-vs-each"),
+}
+
+
+def parametrised(chosen):
+    marked = [
+        pytest.param(*cell, marks=pytest.mark.slow if cell in REPEATS else [], id="-".join(cell)) for cell in chosen
+    ]
+    return pytest.mark.parametrize("inference, likelihood", marked)
+
+
+each_cell, each_deterministic_cell = parametrised(CELLS), parametrised(DETERMINISTIC)
 # Steps after which tests of a fixed number of steps stop, and settings under which `gradient` converges.
 STEPS = {"gradient": 12}
 CONVERGING = {"gradient": {"learning_rate": 0.02}}

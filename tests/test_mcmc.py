@@ -42,6 +42,7 @@ def test_gibbs_runs_as_a_numpyro_kernel(name):
     np.testing.assert_allclose(extra["log_likelihood"], expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [GibbsKernel, EllipticalSliceKernel])
 def test_chains_depend_on_their_key_alone(kernel):
     """Vectorized or sequential, under jit and vmap over tasks: the draws of a chain are the same."""
@@ -63,6 +64,7 @@ def test_chains_depend_on_their_key_alone(kernel):
         np.testing.assert_allclose(draws[:, :3], vectorized[:, :3], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_chain_goes_on_where_its_warm_up_ended():
     task = problem(0, points=5)
     mcmc = MCMC(GibbsKernel(task.prior, OneVsEach(), task.y), num_warmup=3, num_samples=4, progress_bar=False)
@@ -72,6 +74,7 @@ def test_a_chain_goes_on_where_its_warm_up_ended():
     assert mcmc.get_samples()["f"].shape == (4, 3, 5)
 
 
+@pytest.mark.slow
 def test_first_latents_can_be_given():
     task = problem(0, points=5)
     f = jnp.full((2, 3, 5), 4.0).at[:, 0].set(-4.0)
@@ -80,6 +83,7 @@ def test_first_latents_can_be_given():
     np.testing.assert_array_equal(states.f, f)
 
 
+@pytest.mark.slow
 def test_masked_points_and_classes_say_nothing():
     task = problem(0, classes=3, points=6)
     real = Mask(jnp.arange(6) < 4, jnp.arange(3) < 2)
@@ -102,6 +106,7 @@ def test_refusals():
         run(EllipticalSliceKernel(task.prior, OneVsEach(), task.y), init_params=jnp.zeros((2, 3, 5)))
 
 
+@pytest.mark.slow
 def test_a_slice_that_is_nowhere_leaves_the_chain_where_it_is():
     u = jnp.asarray([1.0, 2.0])
     moved, value, tries = elliptical_slice(jax.random.key(0), u, jnp.asarray(0.0), lambda u: jnp.sum(u) * jnp.nan)
@@ -109,6 +114,7 @@ def test_a_slice_that_is_nowhere_leaves_the_chain_where_it_is():
     assert value == 0.0 and tries == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler, kernel", [("slice", "rbf"), ("nuts", "linear")])
 def test_references_reach_the_exact_posterior_of_label_regression(sampler, kernel):
     """Mean and variance of every latent within 5 standard errors; for `linear` K is singular."""
@@ -129,6 +135,7 @@ def sites_of(likelihood, task):
     return Sites(*likelihood.gaussian_sites(task.y, task.prior.mean.shape[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic-softmax", "one-vs-each"])
 def test_nuts_runs_for_every_likelihood(name):
     task, likelihood = problem(0, points=5), LIKELIHOODS[name]()
@@ -139,6 +146,7 @@ def test_nuts_runs_for_every_likelihood(name):
     assert np.isfinite(samples["f"]).all()
 
 
+@pytest.mark.slow
 @double
 def test_gibbs_runs_in_double_precision():
     task = problem(0, points=5)

@@ -121,7 +121,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny_d
         ({"dataset": "foo"}, "expected the name of a data set, got 'foo'; try one of glyphs, omniglot"),
         (
             {"objective": "evidence", "hypergradient": "unroll"},
-            "objective evidence with hyper-gradient unroll is refused",
+            "inference cvi with objective evidence and hyper-gradient unroll is refused: log Z gives a gradient",
         ),
         ({"way": 300}, "expected at least 300 classes for 300-way tasks, got 200"),
         ({"way": 20}, "expected at least 20 classes for 20-way tasks, got 10"),  # validation

@@ -270,10 +270,10 @@ def test_a_likelihood_without_parameters_comes_back_itself(single):
 @pytest.mark.parametrize(
     "inference, objective, hypergradient, message",
     [
-        (cvi, evidence, unroll, "refused for cvi"),
-        (gradient, elbo, sites, "gradient has no sites"),
-        (gradient, evidence, unroll, "gradient has no sites"),
-        (gradient, predictive, sites, "gradient has no sites"),
+        (cvi, evidence, unroll, "log Z gives a gradient at fixed sites"),
+        (gradient, elbo, sites, "inference gradient .* it has no sites"),
+        (gradient, evidence, unroll, "inference gradient .* it has no sites"),
+        (gradient, predictive, sites, "inference gradient .* it has no sites"),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused_at_construction(inference, objective, hypergradient, message):

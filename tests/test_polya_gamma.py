@@ -313,6 +313,7 @@ def test_the_ratio_of_the_density_to_its_first_term():
 STATED = [(0.2, 9e-4), (0.5, 3e-4), (1.5, 8e-5), (33.0, 4e-6)]
 
 
+@pytest.mark.slow
 def test_draws_for_other_shapes_stay_within_the_stated_error():
     cases = [(b, z) for b, _ in STATED[:3] for z in TILTS]
     for (b, z), values in zip(cases, draws_of(2, cases), strict=True):
@@ -400,6 +401,7 @@ def test_mixed_shapes_in_one_call():
     assert np.all(np.abs(correlation) < norm.isf(FAMILY / 30) / np.sqrt(count))
 
 
+@pytest.mark.slow
 def test_lanes_that_work_down_several_rows_are_filled_in_order(monkeypatch):
     """A table of few lanes gives every entry the draws of its own b and z, whatever its neighbours need."""
     monkeypatch.setattr(polya_gamma, "_lanes", lambda size: 7)

@@ -15,7 +15,7 @@ TINY = Comparison(
     "omniglot",
     (
         Method("softmax-cvi", "softmax", "cvi", CHANGES, SETTINGS),
-        Method("one-vs-each-gibbs", "one-vs-each", "gibbs", CHANGES, {**SETTINGS, "inference.chains": 2}),
+        Method("gaussian-exact", "gaussian", "exact", CHANGES, SETTINGS),
     ),
     way=3,
     quick_episodes=6,
@@ -31,7 +31,7 @@ def tiny(monkeypatch):
 def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, tiny_data, tmp_path, capsys):
     config = ReproductionConfig("tiny", quick=True, out=str(tmp_path / "out"), data_root=tiny_data)
     rows = reproduce.main(config)
-    assert [row["method"] for row in rows] == ["softmax-cvi", "one-vs-each-gibbs"]
+    assert [row["method"] for row in rows] == ["softmax-cvi", "gaussian-exact"]
     assert all(row["failures"] == row["training_failures"] == 0 and 0 < row["accuracy"] <= 1 for row in rows)
     assert capsys.readouterr().out.count("softmax-cvi  ") == 1
     stored = json.loads((tmp_path / "out" / "results.json").read_text())

@@ -1,0 +1,87 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: py:percent
+# ---
+
+# %% [markdown]
+# # Is this posterior any good?
+#
+# One task, its variational posterior, a Gibbs sampler and NUTS on the un-augmented model, judged with ArviZ.
+
+# %%
+import jax
+import matplotlib.pyplot as plt
+from numpyro.infer import MCMC
+
+from inference.diagnostics import pareto_k, psis_loo, summary_table, to_arviz
+from inference.inner import cavi, cvi, fit_to_tolerance
+from inference.mcmc import GibbsKernel, nuts
+from inference.predictive import predict
+from models.likelihoods import OneVsEach
+from runners.build import load_run
+from tasks import load, sample_task
+
+RUN, DATASET, WAY = "runs/glyphs-softmax-cvi-5way-1shot-0", "glyphs", 5
+DRAWS = 1000
+k0, k1, k2, k3, k4 = jax.random.split(jax.random.key(2), 5)
+task = sample_task(k0, load(DATASET).test, way=WAY, shot=1, query=2)
+model, likelihood, y = load_run(RUN), OneVsEach(), task.y_support
+prior, query = model.prior(task.x_support, WAY), model.query(task.x_support, task.x_query, WAY)
+
+# %% [markdown]
+# ## Two samplers that know nothing of each other
+#
+# Gibbs draws Polya-Gamma latents; NUTS walks on the model without them. Look at the effective sample sizes and at
+# R-hat; the means should agree within their Monte-Carlo errors.
+
+# %%
+gibbs = MCMC(
+    GibbsKernel(prior, likelihood, y),
+    num_warmup=DRAWS // 4,
+    num_samples=DRAWS,
+    num_chains=4,
+    chain_method="vectorized",
+    progress_bar=False,
+)
+gibbs.run(k1)
+reference = nuts(prior, likelihood, y, num_warmup=DRAWS // 2, num_samples=DRAWS)
+reference.run(k2)
+sampled, judged = (to_arviz(k3, mcmc, likelihood, prior, y) for mcmc in (gibbs, reference))
+tables = {"gibbs": summary_table(sampled), "nuts": summary_table(judged)}
+print(tables["gibbs"].head(8).round(3), tables["nuts"].head(8).round(3), sep="\n\n")
+
+# %% [markdown]
+# ## Variational posteriors against them
+#
+# The k-hat of importance sampling from q: below 0.7 its errors could be repaired by weighting.
+
+# %%
+fitted = {}
+kernels = {"cvi": cvi(likelihood), "cvi block": cvi(likelihood, covariance="block"), "cavi": cavi(likelihood)}
+for name, kernel in kernels.items():
+    state, info, steps = jax.jit(lambda kernel=kernel: fit_to_tolerance(k1, kernel, prior, y))()
+    fitted[name] = kernel.posterior(state, prior)
+    data = to_arviz(k3, fitted[name], likelihood, prior, y, draws=DRAWS)
+    k_hat = pareto_k(k4, kernel, state, prior, likelihood, y)
+    print(f"{name:10} bound {info.elbo:7.3f} in {steps:3} steps, k-hat {k_hat:.2f}, PSIS-LOO {psis_loo(data).elpd:.2f}")
+
+# %%
+means, deviations = tables["nuts"]["mean"].to_numpy(), tables["nuts"]["sd"].to_numpy()
+figure, axis = plt.subplots(figsize=(9, 3.5))
+rows = range(len(means))
+axis.errorbar(rows, means, deviations, fmt="o", color="black", label="nuts", capsize=3)
+for shift, (name, q) in enumerate(fitted.items(), 1):
+    at = [row + 0.18 * shift for row in rows]
+    axis.errorbar(at, q.mean.ravel(), q.marginals.variance.ravel() ** 0.5, fmt=".", label=name)
+axis.set_xlabel("latent, class by class")
+axis.set_ylabel("mean and standard deviation")
+axis.legend()
+plt.show()
+
+# %% [markdown]
+# What differs most is the level that all classes share, which one-vs-each does not see: it predicts from differences.
+
+# %%
+for name, q in fitted.items():
+    print(f"{name:10}", predict(k4, likelihood, q, query)[0].round(3))
