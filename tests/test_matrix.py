@@ -1,4 +1,4 @@
-"""Every cell of likelihood x inference x objective x hyper-gradient: it computes, or it is refused with its reason.
+"""The cells of likelihood x inference x objective x hyper-gradient: they compute, or are refused with the reason.
 
 The tables in README.md are those that this file generates.
 """
@@ -47,6 +47,17 @@ def cells():
 
 
 CELLS = list(cells())
+NAMES = tuple(LIKELIHOODS)  # other tests take one out and put it back last
+
+
+def representative():
+    """Every objective and hyper-gradient of an inference once, and every pair once."""
+    modes, known = set(), set()
+    for likelihood, inference, objective, mode in CELLS:
+        if (inference, objective, mode) not in modes or (likelihood, inference) not in known:
+            yield likelihood, inference, objective, mode
+        modes.add((inference, objective, mode))
+        known.add((likelihood, inference))
 
 
 def gradient_of(likelihood, inference, objective, mode, steps=3):
@@ -67,8 +78,8 @@ def gradient_of(likelihood, inference, objective, mode, steps=3):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("likelihood, inference, objective, mode", CELLS)
-def test_every_cell_has_finite_gradients_that_move_what_is_learned(likelihood, inference, objective, mode):
+@pytest.mark.parametrize("likelihood, inference, objective, mode", list(representative()))
+def test_a_cell_has_finite_gradients_that_move_what_is_learned(likelihood, inference, objective, mode):
     value, (by_x, by_hyper, by_parameters) = jax.jit(gradient_of(likelihood, inference, objective, mode))()
     assert np.isfinite(value)
     for leaf in jax.tree.leaves((by_x, by_hyper, by_parameters)):
@@ -95,7 +106,7 @@ def test_memory_grows_with_the_inner_steps_only_where_they_are_unrolled(likeliho
 def likelihood_table():
     lines = ["| | " + " | ".join(f"`{name}`" for name in INFERENCE) + " |", "|---" * (len(INFERENCE) + 1) + "|"]
     known = set(pairs())
-    for likelihood in LIKELIHOODS:
+    for likelihood in NAMES:
         marks = ["yes" if (likelihood, inference) in known else "" for inference in INFERENCE]
         lines.append(f"| `{likelihood}` | " + " | ".join(marks) + " |")
     return "\n".join(lines)
