@@ -76,7 +76,7 @@ for shift, (name, q) in enumerate(fitted.items(), 1):
     axis.errorbar(at, q.mean.ravel(), q.marginals.variance.ravel() ** 0.5, fmt=".", label=name)
 axis.set_xlabel("latent, class by class")
 axis.set_ylabel("mean and standard deviation")
-axis.legend()
+axis.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
