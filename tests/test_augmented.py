@@ -244,9 +244,9 @@ def test_cavi_never_lowers_its_bound_by_more_than_rounding_in_single_precision(n
 
 @pytest.mark.slow
 @double
-@pytest.mark.parametrize("name", AUGMENTED)
-def test_cavi_never_lowers_its_bound_on_ten_thousand_tasks(name):
-    check_monotone(name, 10_000 // len(AUGMENTED), 1e-10)
+@pytest.mark.parametrize("name, count", [("logistic-softmax", 8_000), ("one-vs-each", 2_000)])
+def test_cavi_never_lowers_its_bound_on_ten_thousand_tasks(name, count):
+    check_monotone(name, count, 1e-10)
 
 
 @double
