@@ -8,6 +8,10 @@ Everything follows from F = L - L V L = (K + L^-1)^-1, which exists for singular
 The three kinds of blocks differ in how F and log|I + K L| are found: `BlockSites` (any L_n) by one dense factorisation
 of N C rows, `StarSites` and `SimplexSites` in O(C N^3), as a diagonal of class-wise factors plus a correction of rank
 2 N or N (the matrix inversion lemma; OVE appendix B, Rasmussen and Williams 2006 algorithm 3.3).
+
+Every triangular solve here waits for the one before it. On CPU, jaxlib 0.10.2 hangs for good where as many batched
+solves run side by side as it has threads: each waits for a thread that the others hold. So the factors of the classes
+are inverted once, and nothing else is solved with them.
 """
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -22,7 +26,6 @@ from models.gaussian import (
     Marginals,
     Query,
     apply_covariance,
-    cholesky_solve,
     class_cholesky,
     highest_precision,
     log_determinant,
@@ -231,18 +234,20 @@ class StarSites(_StarFields, _BlockAlgebra):
         G - U^T E U, E = (K^-1 + D)^-1, has 2 N rows and is indefinite; |G| = 1 up to sign.
         """
         degree = self.rays + self.centre * jnp.sum(self.rays, axis=0)
-        weight, cholesky = class_cholesky(prior, degree)
+        weight, inverse, determinant = _class_factors(prior, degree)
         points = self.shift.shape[1]
         eye = jnp.eye(points, dtype=weight.dtype)
         spokes = jnp.concatenate([self.centre[:, :, None] * eye, self.rays[:, :, None] * eye], axis=-1)  # U [C, N, 2N]
-        inner = weight[:, :, None] * (prior.covariance @ spokes)
-        carried = spokes - weight[:, :, None] * cholesky_solve(cholesky, inner)  # (I - F_D K) U
+        inner = inverse @ (weight[:, :, None] * (prior.covariance @ spokes))
+        carried = spokes - weight[:, :, None] * (jnp.swapaxes(inverse, 1, 2) @ inner)  # (I - F_D K) U
         swap = jnp.block([[jnp.zeros_like(eye), eye], [eye, jnp.zeros_like(eye)]])
         core = swap - jnp.einsum("cnp,cnq->pq", spokes, prior.covariance @ carried)
         core = 0.5 * (core + core.T)
-        spread = jnp.swapaxes(jnp.linalg.solve(core, jnp.swapaxes(carried, 1, 2)), 1, 2)
-        determinant = log_determinant(cholesky) + jnp.linalg.slogdet(core)[1]
-        return CentredReduction(LowRankReduction(weight, cholesky, carried, spread, determinant))
+        right = jnp.concatenate([carried.reshape(-1, 2 * points).T, jnp.eye(2 * points, dtype=core.dtype)], axis=1)
+        solved = jnp.linalg.solve(core, right)  # one solve for both
+        spread, core_inverse = solved[:, : -2 * points].T.reshape(carried.shape), solved[:, -2 * points :]
+        determinant = determinant + _log_absolute_determinant(core, core_inverse)
+        return CentredReduction(LowRankReduction(weight, inverse, carried, spread, determinant))
 
 
 class _SimplexFields(NamedTuple):
@@ -287,14 +292,12 @@ class SimplexSites(_SimplexFields, _BlockAlgebra):
         Written so, it is a sum of positive definite matrices and nothing cancels at large output scales.
         """
         root = jnp.sqrt(self.probability)
-        weight, cholesky = class_cholesky(prior, self.probability * self.slope**2)
-        eye = jnp.eye(self.shift.shape[1], dtype=weight.dtype)
-        solved = cholesky_solve(cholesky, root[:, :, None] * eye)
+        weight, inverse, determinant = _class_factors(prior, self.probability * self.slope**2)
+        solved = jnp.swapaxes(inverse, 1, 2) @ (inverse * root[:, None, :])  # B^-1 p^1/2
         carried = weight[:, :, None] * solved
         core = jnp.linalg.cholesky(jnp.einsum("cn,cnm->nm", root, solved))
         spread = cho_solve((core, True), carried.reshape(-1, carried.shape[-1]).T).T.reshape(carried.shape)
-        determinant = log_determinant(cholesky) + log_determinant(core)
-        return LowRankReduction(weight, cholesky, carried, spread, determinant)
+        return LowRankReduction(weight, inverse, carried, spread, determinant + log_determinant(core))
 
 
 class DenseReduction(NamedTuple):
@@ -317,24 +320,26 @@ class DenseReduction(NamedTuple):
 class LowRankReduction(NamedTuple):
     """F = F_D - spread carried^T, F_D = W^1/2 B^-1 W^1/2 for every class; P columns.
 
-    weight W^1/2 [C, N], cholesky [C, N, N] of B, carried and spread [C, N, P]; log_determinant is log|I + K L|.
+    weight W^1/2 [C, N], inverse R^-1 [C, N, N] with B = R R^T, carried and spread [C, N, P]; log_determinant is
+    log|I + K L|.
     """
 
     weight: Float[Array, "C N"]
-    cholesky: Float[Array, "C N N"]
+    inverse: Float[Array, "C N N"]
     carried: Float[Array, "C N P"]
     spread: Float[Array, "C N P"]
     log_determinant: Float[Array, ""]
 
     def times(self, values: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """F values."""
-        within = self.weight * cholesky_solve(self.cholesky, (self.weight * values)[..., None])[..., 0]
+        inner = jnp.einsum("cij,cj->ci", self.inverse, self.weight * values)
+        within = self.weight * jnp.einsum("cij,ci->cj", self.inverse, inner)
         return within - jnp.einsum("cnp,p->cn", self.spread, jnp.einsum("cnp,cn->p", self.carried, values))
 
     def explained(self, cross: Float[Array, "*C Q N"]) -> Float[Array, "Q C C"]:
         """k_q F k_q^T for every row k_q of the cross-covariance."""
         rows = jnp.broadcast_to(cross, (*self.weight.shape[:1], *cross.shape[-2:]))
-        whitened = solve_triangular(self.cholesky, jnp.swapaxes(rows * self.weight[:, None], 1, 2), lower=True)
+        whitened = self.inverse @ jnp.swapaxes(rows * self.weight[:, None], 1, 2)
         own = jnp.sum(whitened**2, axis=1).T  # [Q, C]
         shared = jnp.einsum("cqp,dqp->qcd", rows @ self.spread, rows @ self.carried)
         shared = 0.5 * (shared + jnp.swapaxes(shared, 1, 2))
@@ -372,6 +377,20 @@ def zero_block_sites(prior: GaussianPrior) -> BlockSites:
     """Block sites that say nothing."""
     classes, points = prior.mean.shape
     return BlockSites(jnp.zeros_like(prior.mean), jnp.zeros((points, classes, classes), prior.mean.dtype))
+
+
+def _class_factors(prior: GaussianPrior, diagonal: Array) -> tuple[Array, Array, Array]:
+    """W^1/2 [C, N], the inverse of R = chol(I + W^1/2 K W^1/2) [C, N, N] and log|R R^T|, of a diagonal W >= 0."""
+    weight, cholesky = class_cholesky(prior, diagonal)
+    identity = jnp.broadcast_to(jnp.eye(weight.shape[1], dtype=weight.dtype), cholesky.shape)
+    return weight, solve_triangular(cholesky, identity, lower=True), log_determinant(cholesky)
+
+
+def _log_absolute_determinant(matrix: Array, inverse: Array) -> Array:
+    """log|det M|, whose derivative tr(M^-1 dM) takes the inverse that is at hand."""
+    first_order = jnp.sum(jax.lax.stop_gradient(inverse).T * matrix)
+    value = jnp.linalg.slogdet(jax.lax.stop_gradient(matrix))[1]
+    return value + first_order - jax.lax.stop_gradient(first_order)
 
 
 def semidefinite_cholesky(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"]:
