@@ -42,7 +42,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/polya_gamma.py
 
 notebooks: $(VENV)/.installed-notebooks
-	PYTHONPATH=. $(BIN)/python -m jupytext --to notebook --execute notebooks/*.py
+	$(BIN)/python -m jupytext --to notebook --run-path $(CURDIR) --execute notebooks/*.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "expected Python 3.11 or newer, got %s; try make PYTHON=python3.12" % sys.version.split()[0])'
