@@ -2,6 +2,10 @@
 # jupyter:
 #   jupytext:
 #     formats: py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
 # ---
 
 # %% [markdown]
