@@ -15,22 +15,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import InferenceKernel, classes_of, mask_sites
-from inference.inner.cavi import CAVIState
-from inference.inner.gibbs import Mixture, root_of
-from inference.inner.gradient import FreeGaussian, GradientState
-from inference.inner.laplace import LaplaceState
-from models.block_gaussian import BlockPosterior
+from inference.inner.base import InferenceKernel
+from inference.inner.gibbs import Mixture
+from inference.inner.gradient import FreeGaussian
+from models.block_gaussian import BlockPosterior, covariance_root
 from models.gaussian import (
-    AnySites,
     GaussianPosterior,
     GaussianPrior,
     Query,
     Sites,
-    apply_covariance,
     draw,
     highest_precision,
     prior_root,
+    root_of,
 )
 from models.likelihoods.base import Likelihood
 
@@ -154,12 +151,12 @@ def log_ratios(
     if kernel.traits.sampled:
         raise TypeError(f"{kernel.traits.name} samples: it has no variational posterior whose k-hat could be found")
     keys = jax.random.split(key, draws)
-    root = prior_root(prior).factor if prior.root is None else prior.root
+    root = root_of(prior)
 
     def data(f: Array) -> Array:
         return jnp.sum(likelihood.log_prob(y, f))
 
-    if isinstance(state, GradientState):
+    if kernel.sites is None:
 
         def whitened_ratio(one: Array) -> Array:
             """In the whitened basis: log N(u; 0, I) - log N(u; mu, L L^T) = (e.e - u.u) / 2, u = mu + L e."""
@@ -168,25 +165,13 @@ def log_ratios(
             return data(prior.mean + u @ root.T) + 0.5 * jnp.sum(e**2 - u**2)
 
         return jax.lax.map(whitened_ratio, keys, batch_size=256)
-    sites = sites_of(state, likelihood)
+    sites = kernel.sites(state)
 
     def ratio(one: Array) -> Array:
         f = draw(one, prior, sites, root)
         return data(f) - jnp.sum(sites.shift * f) + 0.5 * jnp.sum(f * sites.times(f))
 
     return jax.lax.map(ratio, keys, batch_size=256)
-
-
-def sites_of(state: Any, likelihood: Any) -> AnySites:
-    """The sites of a state: the Gaussian factors by which its q differs from the prior."""
-    if isinstance(state, CAVIState):
-        sites = likelihood.expected_sites(state.y, state.aux, classes_of(state.mask))
-        return mask_sites(sites, state.mask)
-    if isinstance(state, LaplaceState):
-        return mask_sites(likelihood.local_sites(state.y, state.mode.f, classes_of(state.mask)), state.mask)
-    sites = state.sites
-    assert isinstance(sites, AnySites)
-    return sites
 
 
 def pareto_k_of(log_weights: Float[np.ndarray, " D"]) -> float:
@@ -221,27 +206,13 @@ def _joint_draws(key: Array, posterior: Any, prior: GaussianPrior, draws: int) -
         return jax.vmap(lambda one: draw(one, prior, sites, root))(keys)
     shape = posterior.mean.shape
     if isinstance(posterior, BlockPosterior):
-        spread = _covariance_root(posterior, prior)
+        spread = covariance_root(posterior, prior)
         normal = jax.random.normal(key, (draws, spread.shape[0]), spread.dtype)
         return posterior.mean + (normal @ spread.T).reshape(draws, *shape)
     if isinstance(posterior, FreeGaussian):
         normal = jax.random.normal(key, (draws, *posterior.whitened_mean.shape), posterior.mean.dtype)
         return posterior.mean + jnp.einsum("nr,crs,dcs->dcn", root, posterior.whitened_factor, normal)
     raise TypeError(f"expected a posterior or an MCMC object that has run, got {type(posterior).__name__}")
-
-
-def _covariance_root(posterior: BlockPosterior, prior: GaussianPrior) -> Float[Array, "J J"]:
-    """A root of V = K - K F K (B1), J = C N rows."""
-    shape = posterior.mean.shape
-    basis = jnp.eye(posterior.mean.size, dtype=posterior.mean.dtype).reshape(-1, *shape)
-
-    def column(one: Array) -> Array:
-        forward = apply_covariance(prior.covariance, one)
-        return forward - apply_covariance(prior.covariance, posterior.reduction.times(forward))
-
-    full = jax.vmap(column)(basis).reshape(posterior.mean.size, -1)
-    values, vectors = jnp.linalg.eigh(0.5 * (full + full.T))
-    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))
 
 
 def _about_labels(key: Array, likelihood: Likelihood, y: Array, f: Float[Array, "M D C N"]) -> dict[str, Any]:
@@ -263,9 +234,10 @@ def _predictions(
     key: Array, likelihood: Likelihood, prior: GaussianPrior, query: Query, f: Float[Array, "M D C N"]
 ) -> dict[str, Any]:
     """f_* given f, by E[u | f] = P^T (f - a) (G8), and the density of every label at it."""
-    basis = query.cross @ prior_root(prior).pseudo_inverse
+    pseudo_inverse = prior_root(prior).pseudo_inverse
+    basis = query.cross @ pseudo_inverse
     deviation = jnp.sqrt(jnp.maximum(query.variance - jnp.sum(basis**2, axis=-1), 0.0))
-    whitened = (f - prior.mean) @ prior_root(prior).pseudo_inverse
+    whitened = (f - prior.mean) @ pseudo_inverse
     mean = query.mean + whitened @ basis.T
     f_query = mean + deviation * jax.random.normal(key, mean.shape, mean.dtype)
 

@@ -20,8 +20,8 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from inference.inner.base import Code, Mask, classes_of, finite_code, sum_over_points
-from inference.inner.gibbs import GibbsState, gibbs, root_of
-from models.gaussian import GaussianPrior
+from inference.inner.gibbs import GibbsState, gibbs
+from models.gaussian import GaussianPrior, root_of, with_root
 from models.generative import classification_model
 from models.likelihoods.base import AugmentedLikelihood, Likelihood
 
@@ -227,11 +227,6 @@ def nuts(
         chain_method=chain_method,
         progress_bar=False,
     )
-
-
-def with_root(prior: GaussianPrior) -> GaussianPrior:
-    """The prior with its root (G8), decomposed once."""
-    return prior._replace(root=root_of(prior))
 
 
 def _typed(key: Array) -> Array:

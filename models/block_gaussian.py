@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from models.gaussian import (
     GaussianPrior,
@@ -30,6 +30,7 @@ from models.gaussian import (
     highest_precision,
     log_determinant,
     prior_marginals,
+    square_root,
 )
 
 DENSE_LIMIT = 4_000  # rows of the dense factorisation: 64 MB in float32, some 20 GFLOP
@@ -223,9 +224,7 @@ class StarSites(_StarFields, _BlockAlgebra):
 
     def noise(self, key: Key[Array, ""]) -> Float[Array, "C N"]:
         """A draw of N(0, L_n) at every point: one normal a ray."""
-        positive = self.rays > 0
-        deviation = jnp.where(positive, jnp.sqrt(jnp.where(positive, self.rays, 1.0)), 0.0)
-        along = deviation * jax.random.normal(key, self.rays.shape, self.rays.dtype)
+        along = square_root(self.rays) * jax.random.normal(key, self.rays.shape, self.rays.dtype)
         return self.centre * jnp.sum(along, axis=0) - along
 
     def _reduce(self, prior: GaussianPrior) -> "CentredReduction":
@@ -411,3 +410,26 @@ def semidefinite_cholesky(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"
         below = jnp.arange(classes) >= j
         columns.append(jnp.where(present[..., None] & below, rest / pivot[..., None], 0.0))
     return jnp.stack(columns, axis=-1)
+
+
+def positive_part(blocks: Float[Array, "N C C"]) -> tuple[Float[Array, "N C C"], Int[Array, ""]]:
+    """Blocks [N, C, C] with negative eigenvalues set to 0, and how many there were; derivatives pass unclipped."""
+    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(blocks))
+    floor = -blocks.shape[-1] * jnp.finfo(blocks.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
+    missing = jnp.where(values < 0, values, 0.0)
+    excess = jnp.einsum("nci,ni,ndi->ncd", vectors, missing, vectors)
+    return blocks - excess, jnp.sum(values < floor)
+
+
+def covariance_root(posterior: BlockPosterior, prior: GaussianPrior) -> Float[Array, "J J"]:
+    """A root of V = K - K F K (B1), J = C N rows."""
+    shape = posterior.mean.shape
+    basis = jnp.eye(posterior.mean.size, dtype=posterior.mean.dtype).reshape(-1, *shape)
+
+    def column(one: Array) -> Array:
+        forward = apply_covariance(prior.covariance, one)
+        return forward - apply_covariance(prior.covariance, posterior.reduction.times(forward))
+
+    full = jax.vmap(column)(basis).reshape(posterior.mean.size, -1)
+    values, vectors = jnp.linalg.eigh(0.5 * (full + full.T))
+    return vectors * jnp.sqrt(jnp.maximum(values, 0.0))

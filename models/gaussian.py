@@ -48,7 +48,7 @@ class Sites(NamedTuple):
 
     def noise(self, key: Key[Array, ""]) -> Float[Array, "C N"]:
         """A draw of N(0, W); 0 where W = 0."""
-        return _square_root(self.precision) * jax.random.normal(key, self.shift.shape, self.shift.dtype)
+        return square_root(self.precision) * jax.random.normal(key, self.shift.shape, self.shift.dtype)
 
     def condition(self, prior: "GaussianPrior") -> "GaussianPosterior":
         """Exact posterior of N(a, K) times the sites (G1-G5)."""
@@ -238,6 +238,16 @@ def prior_root(prior: GaussianPrior) -> Root:
     return Root(factor, pseudo_inverse, values[0] < -floor)
 
 
+def root_of(prior: GaussianPrior) -> Float[Array, "N R"]:
+    """S with K = S S^T (G8): the one that the prior holds, else one found here."""
+    return prior_root(prior).factor if prior.root is None else prior.root
+
+
+def with_root(prior: GaussianPrior) -> GaussianPrior:
+    """The prior with its root, so that it is decomposed once however often it is drawn from."""
+    return prior._replace(root=root_of(prior))
+
+
 class _Factor(NamedTuple):
     weight: Array  # W^1/2 [C, N]
     cholesky: Array  # R [C, N, N]
@@ -264,7 +274,7 @@ def _factorise(prior: GaussianPrior, sites: Sites) -> _Factor:
 
 def class_cholesky(prior: GaussianPrior, precision: Array) -> tuple[Array, Array]:
     """W^1/2 [C, N] and R = chol(B) [C, N, N] (G1)."""
-    weight = _square_root(precision)
+    weight = square_root(precision)
     scaled = weight[:, :, None] * prior.covariance * weight[:, None, :]
     identity = jnp.eye(weight.shape[-1], dtype=weight.dtype)
     return weight, jnp.linalg.cholesky(identity + scaled, symmetrize_input=False)
@@ -289,7 +299,7 @@ def _solve(cholesky: Array, right: Array) -> Array:
     return solve_triangular(cholesky, right, lower=True)
 
 
-def _square_root(precision: Array) -> Array:
+def square_root(precision: Float[Array, "*s"]) -> Float[Array, "*s"]:
     """W^1/2 whose derivative at W = 0 is 0, not infinite: a masked or saturated point carries no gradient."""
     positive = precision > 0
     return jnp.where(positive, jnp.sqrt(jnp.where(positive, precision, 1.0)), 0.0)

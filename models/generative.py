@@ -5,7 +5,7 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Int
 
-from models.gaussian import GaussianPrior, prior_root
+from models.gaussian import GaussianPrior, root_of
 from models.likelihoods.base import AugmentedLikelihood, Likelihood
 
 
@@ -39,7 +39,7 @@ def augmented_model(prior: GaussianPrior, likelihood: Likelihood, y: Int[Array, 
 
 def _latent_logits(prior: GaussianPrior) -> Float[Array, "C N"]:
     """Sample site `u` and deterministic site `f`, which is returned; the root is found here if the prior has none."""
-    root = prior_root(prior).factor if prior.root is None else prior.root
+    root = root_of(prior)
     classes, rank = prior.mean.shape[0], root.shape[-1]
     u = numpyro.sample("u", dist.Normal(jnp.zeros((classes, rank), root.dtype), 1.0).to_event(2))
     return numpyro.deterministic("f", prior.mean + u @ root.T)

@@ -16,7 +16,6 @@ from inference.diagnostics import (
     pareto_k_of,
     psis_loo,
     save,
-    sites_of,
     summary_table,
     to_arviz,
 )
@@ -53,7 +52,7 @@ def fitted(name, task, steps=30):
 @pytest.mark.parametrize("name", ["exact", "cavi", "gradient"])  # one of each kind of posterior
 def test_draws_have_the_moments_of_their_posterior(name):
     task = problem(0, points=5)
-    _, _, _, q = fitted(name, task)
+    kernel, _, state, q = fitted(name, task)
     f = np.asarray(draw_latents(jax.random.key(1), q, task.prior, 4000))
     assert f.shape == (1, 4000, 3, 5)
     centred = f[0] - q.mean
@@ -63,17 +62,12 @@ def test_draws_have_the_moments_of_their_posterior(name):
     between_points = np.einsum("dcn,dcm->cnm", centred, centred) / 4000
     scale = np.sqrt(np.einsum("cn,cm->cnm", q.variance, q.variance) * 2 / 4000)
     if name == "exact":
-        expected = covariance(task.prior, sites_of(*state_and_likelihood(name, task)))
+        expected = covariance(task.prior, kernel.sites(state))
         assert (np.abs(between_points - expected) < 5 * scale).all()
     if name == "cavi":  # the classes of a point are coupled
         between_classes = np.einsum("dcn,den->nce", centred, centred) / 4000
         scale = np.sqrt(np.einsum("cn,en->nce", q.variance, q.variance) * 2 / 4000)
         assert (np.abs(between_classes - q.covariance) < 5 * scale).all()
-
-
-def state_and_likelihood(name, task):
-    _, likelihood, state, _ = fitted(name, task)
-    return state, likelihood
 
 
 @pytest.mark.slow
@@ -150,7 +144,7 @@ def test_ratios_of_every_posterior_find_the_same_evidence():
         if name == "gradient":
             constant = np.log(np.abs(np.diagonal(state.factor, axis1=1, axis2=2))).sum()
         else:
-            constant = log_normaliser(task.prior, sites_of(state, likelihood))
+            constant = log_normaliser(task.prior, kernel.sites(state))
         weights = np.exp(ratios - ratios.max())
         evidence[name] = float(constant + logsumexp(ratios) - np.log(4000))
         error = weights.std() / weights.mean() / np.sqrt(4000)

@@ -18,7 +18,7 @@ from inference.diagnostics import summary_table, to_arviz
 from inference.inner import gibbs
 from inference.inner.gibbs import GibbsState
 from inference.mcmc import GibbsKernel, nuts
-from models.gaussian import GaussianPrior, prior_root
+from models.gaussian import GaussianPrior, with_root
 from models.likelihoods import LogisticSoftmax, OneVsEach
 
 LIKELIHOODS = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
@@ -43,7 +43,7 @@ def small_prior(classes, points, level=-0.3):
     distance = jnp.arange(points)[:, None] - jnp.arange(points)
     mean = level * jnp.arange(1.0, classes + 1.0)[:, None] * jnp.ones(points)
     prior = GaussianPrior(mean, 1.5 * jnp.exp(-0.5 * (distance / 1.5) ** 2))
-    return prior._replace(root=prior_root(prior).factor)
+    return with_root(prior)
 
 
 def prior_draws(key, prior, count):

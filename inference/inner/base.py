@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from models.block_gaussian import JointMarginals
-from models.gaussian import AnySites, GaussianPrior, Marginals, Query, Sites, condition, prior_marginals, prior_root
+from models.gaussian import AnySites, GaussianPrior, Marginals, Query, Sites, condition, prior_marginals, with_root
 from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
 
-TOLERANCE, MAX_STEPS, SAMPLER_STEPS = 1e-3, 100, 50
+TOLERANCE, MAX_STEPS, SAMPLER_STEPS = 1e-3, 100, 50  # of an inference whose posterior is used, not trained through
 
 
 class Mask(NamedTuple):
@@ -69,13 +69,12 @@ class Posterior(Protocol):
 class Traits(NamedTuple):
     """What the outer loop may ask of an algorithm.
 
-    sites: it ends in Gaussian sites. differentiable_sites: its sites are an explicit function of the likelihood's
-    parameters, so that no gradient is stopped at them. evidence_value: `log_evidence` approximates log p(y) and its
-    total derivative means something; elsewhere it is a gradient at fixed sites. sampled: states are draws of a chain.
+    differentiable_sites: its sites are an explicit function of the likelihood's parameters, so that no gradient is
+    stopped at them. evidence_value: `log_evidence` approximates log p(y) and its total derivative means something;
+    elsewhere it is a gradient at fixed sites. sampled: states are draws of a chain.
     """
 
     name: str
-    sites: bool = True
     differentiable_sites: bool = False
     evidence_value: bool = False
     sampled: bool = False
@@ -97,6 +96,7 @@ class InferenceKernel(NamedTuple):
     """One algorithm, as pure functions of one task.
 
     init(key, prior, y, mask) -> state; step(key, state, prior, y, mask) -> (state, info);
+    sites(state) -> the Gaussian sites of q(f), stacked for a sampler's chains; None for an algorithm without any;
     posterior(state, prior) -> q(f) of the state's sites under that prior;
     elbo(state, posterior, y, mask) -> the bound (E1), its expectation taken over the state's own nodes;
     log_evidence(state, prior) -> log Z of the state's sites under that prior (E2), None without sites;
@@ -105,6 +105,7 @@ class InferenceKernel(NamedTuple):
 
     init: Callable[[Key[Array, ""], GaussianPrior, Int[Array, " N"], Mask | None], Any]
     step: Callable[[Key[Array, ""], Any, GaussianPrior, Int[Array, " N"], Mask | None], tuple[Any, Info]]
+    sites: Callable[[Any], Any] | None
     posterior: Callable[[Any, GaussianPrior], Any]
     elbo: Callable[[Any, Any, Int[Array, " N"], Mask | None], Float[Array, ""]]
     log_evidence: Callable[[Any, GaussianPrior], Float[Array, ""]] | None
@@ -154,8 +155,8 @@ def fit_to_tolerance(
     y: Int[Array, " N"],
     mask: Mask | None = None,
     *,
-    tolerance: float = 1e-3,
-    max_steps: int = 100,
+    tolerance: float = TOLERANCE,
+    max_steps: int = MAX_STEPS,
 ) -> tuple[Any, Info, Int[Array, ""]]:
     """State, last Info and number of steps, once the residual is at most `tolerance` or after `max_steps`.
 
@@ -190,15 +191,13 @@ def settle(
     if kernel.traits.sampled:
         state, each = fit(key, kernel, prior, y, mask, steps=SAMPLER_STEPS)
         return state, jnp.max(each.code)
-    state, info, _ = fit_to_tolerance(key, kernel, prior, y, mask, tolerance=TOLERANCE, max_steps=MAX_STEPS)
+    state, info, _ = fit_to_tolerance(key, kernel, prior, y, mask)
     return state, info.code
 
 
 def prepared(kernel: InferenceKernel, prior: GaussianPrior) -> GaussianPrior:
     """The prior with its root (G8) where the kernel draws from it: decomposed once, not in every step."""
-    if kernel.traits.sampled and prior.root is None:
-        return prior._replace(root=prior_root(prior).factor)
-    return prior
+    return with_root(prior) if kernel.traits.sampled else prior
 
 
 def sum_over_points(values: Float[Array, " N"], mask: Mask | None) -> Float[Array, ""]:
@@ -261,8 +260,13 @@ def finite_code(*values: Array) -> Int[Array, ""]:
     return jnp.where(finite, Code.OK, Code.NON_FINITE)
 
 
+def sites_held(state: Any) -> Any:
+    """The `sites` of kernels whose state holds them."""
+    return state.sites
+
+
 def gaussian_posterior(state: Any, prior: GaussianPrior) -> Any:
-    """The state's sites under a prior: the `posterior` of kernels whose state holds them."""
+    """The `posterior` of kernels whose state holds its sites."""
     return condition(prior, state.sites)
 
 

@@ -63,29 +63,32 @@ def cavi(likelihood: AugmentedLikelihood) -> InferenceKernel:
     ) -> tuple[CAVIState, Info]:
         del key
         aux = factors(y, state.marginals, state.aux, mask)
-        sites = sites_of(aux, y, mask)
-        q = condition(prior, sites)
+        current = sites_of(aux, y, mask)
+        q = condition(prior, current)
         moved = CAVIState(aux, q.marginals, y, mask)
         bound = elbo(moved, q, y, mask)
         following = sites_of(factors(y, q.marginals, aux, mask), y, mask)
-        residual = _residual(sites, following, q.marginals)
+        residual = _residual(current, following, q.marginals)
         return moved, Info(bound, residual, finite_code(bound, residual), jnp.asarray(0))
 
+    def sites(state: CAVIState) -> AnySites:
+        return sites_of(state.aux, state.y, state.mask)
+
     def posterior(state: CAVIState, prior: GaussianPrior) -> Any:
-        return condition(prior, sites_of(state.aux, state.y, state.mask))
+        return condition(prior, sites(state))
 
     def elbo(state: CAVIState, posterior: Any, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
         bound = likelihood.augmented_bound(y, posterior.marginals, state.aux, classes_of(mask))
         return sum_over_points(bound, mask) - posterior.kl
 
     def log_evidence(state: CAVIState, prior: GaussianPrior) -> Float[Array, ""]:
-        return log_normaliser(prior, sites_of(state.aux, state.y, state.mask))
+        return log_normaliser(prior, sites(state))
 
     def update(state: CAVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Any:
         return factors(y, condition(prior, sites_of(state.aux, y, mask)).marginals, state.aux, mask)
 
     fixed_point = FixedPoint(lambda state: state.aux, lambda state, aux: state._replace(aux=aux), update)
-    return InferenceKernel(init, step, posterior, elbo, log_evidence, Traits("cavi"), fixed_point)
+    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, Traits("cavi"), fixed_point)
 
 
 def _residual(current: AnySites, target: AnySites, marginals: Marginals | JointMarginals) -> Array:

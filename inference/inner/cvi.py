@@ -6,11 +6,11 @@ q(f) is the prior times diagonal sites. A step moves the sites towards the targe
     (C2)  (h, W) <- (1 - rho) (h, W) + rho (h^, W^)
 
 That is a natural-gradient step of length rho. The full step oscillates where the output scale is large, so rho is
-chosen by the Barzilai-Borwein secant rule in the (diagonal) Fisher metric, rho = <s, s> / <s, y> with s the last step
-and y the change of the direction; at most three times the last one, and FIRST_STEP at first: from the prior, whose
-variances are the largest, the full step overshoots most. Lengths beyond 1 shorten the slow directions of large output
-scales; a precision that such a step would make negative becomes 0. A step that would lower the ELBO is refused and
-retried at half its length. Each step costs one factorisation and one gradient, refused or not.
+chosen by the Barzilai-Borwein secant rule, rho = <s, s> / <s, y> with s the last step and y the change of the
+direction, in the Fisher metric of normals about their mean; at most three times the last one, and FIRST_STEP at first:
+from the prior, whose variances are the largest, the full step overshoots most. Lengths beyond 1 shorten the slow
+directions of large output scales; a precision that such a step would make negative becomes 0. A step that would lower
+the ELBO is refused and retried at half its length. Each step costs one factorisation and one gradient, refused or not.
 
 With `covariance="block"` q couples the classes of a point: g_v is the gradient in the covariance [C, C] of each point,
 W^ and the sites are blocks, no step is longer than 1, so that they stay positive semi-definite.
@@ -36,8 +36,9 @@ from inference.inner.base import (
     prior_marginals_like,
     relative_distance,
     require,
+    sites_held,
 )
-from models.block_gaussian import BlockSites, JointMarginals, zero_block_sites
+from models.block_gaussian import BlockSites, JointMarginals, positive_part, zero_block_sites
 from models.expectations import ExpectationRule, MonteCarlo, Points
 from models.gaussian import GaussianPrior, Marginals, Sites, condition, log_normaliser, zero_sites
 from models.likelihoods.base import Likelihood
@@ -124,7 +125,7 @@ def cvi(
         return _target(likelihood, condition(prior, state.sites).marginals, y, mask, state.points)[0]
 
     fixed_point = FixedPoint(lambda state: state.sites, lambda state, sites: state._replace(sites=sites), update)
-    return InferenceKernel(init, step, gaussian_posterior, elbo, log_evidence, Traits("cvi"), fixed_point)
+    return InferenceKernel(init, step, sites_held, gaussian_posterior, elbo, log_evidence, Traits("cvi"), fixed_point)
 
 
 def _target(
@@ -133,22 +134,13 @@ def _target(
     """Target sites (C1), E_q[log p(y | f)], its slope g_m [C, N], and how many precisions were clipped at 0."""
     value, (slope, curvature) = jax.value_and_grad(lambda q: expected_data(likelihood, y, q, points, mask))(marginals)
     if isinstance(marginals, JointMarginals):
-        precision, clipped = _positive_part(-(curvature + jnp.swapaxes(curvature, 1, 2)))
+        precision, clipped = positive_part(-(curvature + jnp.swapaxes(curvature, 1, 2)))
         sites: Any = BlockSites(slope, precision)
         sites = sites._replace(shift=slope + sites.times(marginals.mean))
     else:
         precision, clipped = jnp.maximum(-2 * curvature, 0.0), jnp.sum(curvature > 0)
         sites = Sites(slope + precision * marginals.mean, precision)
     return mask_sites(sites, mask), value, slope, clipped
-
-
-def _positive_part(blocks: Array) -> tuple[Array, Array]:
-    """Blocks [N, C, C] with negative eigenvalues set to 0, and how many there were; derivatives pass unclipped."""
-    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(blocks))
-    floor = -blocks.shape[-1] * jnp.finfo(blocks.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
-    missing = jnp.where(values < 0, values, 0.0)
-    excess = jnp.einsum("nci,ni,ndi->ncd", vectors, missing, vectors)
-    return blocks - excess, jnp.sum(values < floor)
 
 
 def _residual(posterior: Any, sites: Any, slope: Array, target: Any) -> Array:
@@ -175,7 +167,7 @@ def _secant_length(rho: Array, direction: Any, change: Any, posterior: Any, limi
 
 
 def _inner(posterior: Any, left: Any, right: Any) -> Array:
-    """Inner product in the Fisher metric of normals, point by point: h V h for shifts, tr(V L V L) / 2 besides."""
+    """Inner product in the Fisher metric of normals about their mean, point by point: h V h + tr(V L V L) / 2."""
     if isinstance(left, Sites):
         variance = posterior.variance
         shifts = variance * left.shift * right.shift

@@ -19,6 +19,7 @@ from inference.inner.base import (
     gaussian_posterior,
     mask_sites,
     require,
+    sites_held,
     sum_over_points,
 )
 from models.gaussian import GaussianPosterior, GaussianPrior, Sites, condition, log_normaliser
@@ -58,4 +59,4 @@ def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
         return log_normaliser(prior, state.sites) + state.log_scale
 
     traits = Traits("exact", differentiable_sites=True, evidence_value=True)
-    return InferenceKernel(init, step, gaussian_posterior, elbo, log_evidence, traits)
+    return InferenceKernel(init, step, sites_held, gaussian_posterior, elbo, log_evidence, traits)

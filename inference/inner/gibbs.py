@@ -24,7 +24,7 @@ from inference.inner.base import (
     sum_over_points,
 )
 from models.block_gaussian import JointMarginals
-from models.gaussian import AnySites, GaussianPrior, Marginals, Query, condition, draw, log_normaliser, prior_root
+from models.gaussian import AnySites, GaussianPrior, Marginals, Query, condition, draw, log_normaliser, root_of
 from models.likelihoods.base import AugmentedLikelihood
 
 
@@ -95,8 +95,11 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
         moved = GibbsState(f, conditional(aux_key, f, y, mask), y, mask)
         return moved, Info(value, jnp.zeros_like(value), code, jnp.asarray(0))
 
+    def sites(state: GibbsState) -> Any:
+        return jax.vmap(lambda aux: sites_of(aux, state.y, state.mask))(state.aux)
+
     def posterior(state: GibbsState, prior: GaussianPrior) -> Mixture:
-        return Mixture(jax.vmap(lambda aux: condition(prior, sites_of(aux, state.y, state.mask)))(state.aux))
+        return Mixture(jax.vmap(lambda chain: condition(prior, chain))(sites(state)))
 
     def elbo(state: GibbsState, posterior: Mixture, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
         """Mean over the chains of the augmented bound of N(f | sites): a lower bound, if not one that is maximised."""
@@ -111,12 +114,6 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
 
     def log_evidence(state: GibbsState, prior: GaussianPrior) -> Float[Array, ""]:
         """Mean over the chains: by Fisher's identity its gradient estimates that of log p(y) (OVE 39)."""
-        values = jax.vmap(lambda aux: log_normaliser(prior, sites_of(aux, state.y, state.mask)))(state.aux)
-        return jnp.mean(values)
+        return jnp.mean(jax.vmap(lambda chain: log_normaliser(prior, chain))(sites(state)))
 
-    return InferenceKernel(init, step, posterior, elbo, log_evidence, Traits("gibbs", sampled=True))
-
-
-def root_of(prior: GaussianPrior) -> Float[Array, "N R"]:
-    """The prior's root (G8), found here if it does not hold one."""
-    return prior_root(prior).factor if prior.root is None else prior.root
+    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, Traits("gibbs", sampled=True))

@@ -99,7 +99,7 @@ def gradient(
         code = jnp.where(indefinite, Code.INDEFINITE_KERNEL, finite_code(value, residual))
         return moved, Info(value, residual, code, jnp.asarray(0))
 
-    return InferenceKernel(init, step, free_posterior, elbo, None, Traits("gradient", sites=False))
+    return InferenceKernel(init, step, None, free_posterior, elbo, None, Traits("gradient"))
 
 
 @highest_precision

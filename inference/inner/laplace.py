@@ -78,11 +78,11 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
         return sum_over_points(likelihood.log_prob(y, f, classes_of(mask)), mask)
 
     def at(mode: Mode, rho: Array, points: Points | None, prior: GaussianPrior, y: Array, mask: Mask | None) -> Any:
-        sites = sites_at(mode.f, y, mask)
-        q = condition(prior, sites)
+        local = sites_at(mode.f, y, mask)
+        q = condition(prior, local)
         objective = log_likelihood(mode.f, y, mask) - 0.5 * jnp.sum((mode.f - prior.mean) * mode.alpha)
         bound = expected_data(likelihood, y, q.marginals, points, mask) - q.kl
-        slope = sites.shift - sites.times(mode.f)
+        slope = local.shift - local.times(mode.f)
         residual = relative_distance(mode.alpha, slope, slope)
         return LaplaceState(mode, Mode(q.mean, q.alpha), objective, bound, residual, rho, points, y, mask)
 
@@ -103,17 +103,20 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
         kept = jax.tree.map(partial(jnp.where, accepted), moved, refused)
         return kept, Info(kept.elbo, kept.residual, finite_code(moved.objective, *proposal), jnp.asarray(0))
 
+    def sites(state: LaplaceState) -> AnySites:
+        return sites_at(state.mode.f, state.y, state.mask)
+
     def posterior(state: LaplaceState, prior: GaussianPrior) -> Any:
-        return condition(prior, sites_at(state.mode.f, state.y, state.mask))
+        return condition(prior, sites(state))
 
     def elbo(state: LaplaceState, posterior: Any, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
         return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl
 
     def log_evidence(state: LaplaceState, prior: GaussianPrior) -> Float[Array, ""]:
         """log p(y) by Laplace: log Z of the sites, and what log p(y | f) and the sites differ by at f."""
-        f, sites = state.mode.f, sites_at(state.mode.f, state.y, state.mask)
-        log_sites = jnp.sum(sites.shift * f) - 0.5 * jnp.sum(f * sites.times(f))
-        return log_normaliser(prior, sites) + log_likelihood(f, state.y, state.mask) - log_sites
+        f, local = state.mode.f, sites(state)
+        log_sites = jnp.sum(local.shift * f) - 0.5 * jnp.sum(f * local.times(f))
+        return log_normaliser(prior, local) + log_likelihood(f, state.y, state.mask) - log_sites
 
     def update(state: LaplaceState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Array:
         return condition(prior, sites_at(state.mode.f, y, mask)).mean
@@ -123,4 +126,4 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
 
     fixed_point = FixedPoint(lambda state: state.mode.f, write, update)
     traits = Traits("laplace", evidence_value=True)
-    return InferenceKernel(init, step, posterior, elbo, log_evidence, traits, fixed_point)
+    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, traits, fixed_point)

@@ -102,7 +102,7 @@ def check_combination(kernel: InferenceKernel, objective: Objective, hypergradie
 def refusal(kernel: InferenceKernel, objective: Objective, hypergradient: HyperGradient) -> str:
     """Why a combination makes no sense; empty where it does."""
     traits = kernel.traits
-    if not traits.sites and (hypergradient is not unroll or objective is evidence):
+    if kernel.sites is None and (hypergradient is not unroll or objective is evidence):
         return "it has no sites, so it supports the objectives elbo and predictive with the hyper-gradient unroll only"
     if traits.sampled and hypergradient is not sites:
         return "its states are random draws, through which no gradient passes; use hyper-gradient sites"

@@ -21,7 +21,7 @@ from numpyro.distributions import constraints
 
 from models.block_gaussian import JointMarginals, StarSites
 from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid
-from models.gaussian import Marginals
+from models.gaussian import Marginals, square_root
 from models.likelihoods.base import IntegerLabels, NoParameters, one_hot, own
 from models.polya_gamma import (
     PolyaGamma,
@@ -147,9 +147,7 @@ class OneVsEach(IntegerLabels, NoParameters):
         """Optimal q(omega) given q(f): tilt^2 = E d^2."""
         del aux, classes
         mean, variance = _differences(y, marginals)
-        square = mean**2 + variance
-        positive = square > 0  # the own class has d = 0
-        return OneVsEachFactors(jnp.where(positive, jnp.sqrt(jnp.where(positive, square, 1.0)), 0.0))
+        return OneVsEachFactors(square_root(mean**2 + variance))  # 0 at the own class, which has d = 0
 
     def expected_sites(
         self, y: Int[Array, " N"], aux: OneVsEachFactors, classes: Bool[Array, " C"] | None = None
