@@ -131,10 +131,11 @@ def test_fields_and_argument_names(inference, likelihood):
         "init": ["key", "prior", "y", "mask"],
         "step": ["key", "state", "prior", "y", "mask"],
         "posterior": ["state", "prior"],
+        "sites": ["state"],
         "elbo": ["state", "posterior", "y", "mask"],
         "log_evidence": ["state", "prior"],
     }
-    assert (kernel.log_evidence is None) == (not kernel.traits.sites)
+    assert (kernel.log_evidence is None) == (kernel.sites is None) == (inference == "gradient")
     assert kernel.traits.sampled == (inference in SAMPLED)
     for field, names in expected.items():
         function = getattr(kernel, field)
@@ -469,6 +470,41 @@ def claimed_slope(name, objective, hypergradient):
         return jax.value_and_grad(value, has_aux=True)(theta)
 
     return slope
+
+
+@double
+@pytest.mark.parametrize("likelihood", [Softmax(), LogisticSoftmax(), OneVsEach()], ids=lambda one: type(one).__name__)
+def test_laplace_evidence_is_the_textbook_formula(likelihood):
+    """log p(y | f) - (f - a) K^-1 (f - a) / 2 - log|I + K L| / 2 at the mode f (Rasmussen and Williams 2006, 3.32)."""
+    task = problem(3, scale=1.0)
+    kernel = laplace(likelihood)
+    state, info = jax.jit(lambda: fit(jax.random.key(0), kernel, task.prior, task.y, steps=60))()
+    assert info.residual[-1] < 1e-7
+    blocks, step = np.asarray(kernel.sites(state).blocks()), np.asarray(state.mode.f - task.prior.mean)
+    size = CLASSES * POINTS
+    precision = np.zeros((CLASSES, POINTS, CLASSES, POINTS))
+    for point, block in enumerate(blocks):
+        precision[:, point, :, point] = block
+    product = np.kron(np.eye(CLASSES), task.prior.covariance) @ precision.reshape(size, size)
+    quadratic = np.sum(step * np.linalg.solve(task.prior.covariance, step.T).T)
+    expected = np.sum(likelihood.log_prob(task.y, state.mode.f)) - 0.5 * quadratic
+    expected -= 0.5 * np.linalg.slogdet(np.eye(size) + product)[1]
+    np.testing.assert_allclose(kernel.log_evidence(state, task.prior), expected, rtol=1e-7)
+
+
+def test_a_mixture_of_composite_densities_is_normalised_once():
+    """(O12): the mean over the chains of E[OVE_k], then normalised; not the mean of what each chain predicts."""
+    task, likelihood = problem(5, scale=10.0), OneVsEach(prediction_draws=4096)
+    kernel = gibbs(likelihood, chains=4)
+    posterior = run(jax.random.key(0), kernel, task.prior, task.y, steps=2)
+    value = predict(jax.random.key(1), likelihood, posterior, task.query)
+    marginals = posterior.predict(task.query)
+    chains = [jax.tree.map(lambda leaf, chain=chain: leaf[chain], marginals) for chain in range(4)]
+    densities = np.stack([likelihood.expected_density(jax.random.key(2), chain) for chain in chains])
+    once = densities.mean(0) / densities.mean(0).sum(1, keepdims=True)
+    each = np.mean(densities / densities.sum(2, keepdims=True), axis=0)
+    assert np.abs(value - once).max() < 5e-3 < 2 * np.abs(each - once).max()
+    assert np.abs(value - once).max() < 0.5 * np.abs(value - each).max()
 
 
 def claims():
