@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 
 from tasks import glyphs, omniglot
+from tasks.augmentation import AUGMENTATIONS, Augmentation, augment
 from tasks.episodes import (
     Dataset,
     OpenTask,
@@ -46,13 +47,16 @@ def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
 
 
 __all__ = [
+    "AUGMENTATIONS",
     "DATASETS",
+    "Augmentation",
     "DataError",
     "Dataset",
     "OpenTask",
     "Splits",
     "Task",
     "TaskIndices",
+    "augment",
     "check_task_size",
     "flat_images",
     "load",
