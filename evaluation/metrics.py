@@ -1,42 +1,32 @@
-"""Accuracy and calibration of predicted class probabilities, with what chance alone would show.
+"""Accuracy, proper scores and ranking of predicted class probabilities, and everything at once: `summarise`.
 
-Predictions arrive as probabilities [E, Q, C] and labels [E, Q]: E episodes of Q queries each. An episode is the unit of
-independence: the queries of one episode share a support set, so they are right or wrong together.
-All sums run in float64, on the host.
+Predictions are probabilities [E, Q, C] and labels [E, Q], as evaluation.predictions says.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 from jax import Array
-from jaxtyping import Float, Int
-from scipy.special import ndtri
+from jaxtyping import Bool, Float
+from scipy.stats import rankdata
 
-Probabilities = Float[np.ndarray | Array, "E Q C"]
-Labels = Int[np.ndarray | Array, "E Q"]
+from evaluation.calibration_error import BINS, ERRORS, brier_decomposition, equal_width, mean_gap
+from evaluation.predictions import Labels, Probabilities, checked, confidence_and_right, of_labels
+from evaluation.resampling import Interval, bootstrap, floors
 
-BINS = 15
 NORMAL_95 = 1.959963984540054
 
 
-class Floor(NamedTuple):
-    """The ECE that a perfectly calibrated model of the same confidences shows by chance."""
+class RiskCoverage(NamedTuple):
+    """For the k most confident of n queries: their share k/n, and the share of errors among them; both [n]."""
 
-    mean: float
-    quantile95: float
-
-
-class _Bins(NamedTuple):
-    """Top-label predictions sorted into equal-width bins of confidence; every field is [E, Q]."""
-
-    confidence: np.ndarray
-    correct: np.ndarray
-    number: np.ndarray
+    coverage: np.ndarray
+    risk: np.ndarray
 
 
 def accuracy(probabilities: Probabilities, labels: Labels) -> float:
     """Share of queries whose most probable class is their label. Raises: ValueError on malformed predictions."""
-    return float(_episode_accuracy(probabilities, labels).mean())
+    return float(episode_accuracy(probabilities, labels).mean())
 
 
 def accuracy_ci95(probabilities: Probabilities, labels: Labels) -> float:
@@ -44,7 +34,7 @@ def accuracy_ci95(probabilities: Probabilities, labels: Labels) -> float:
 
     One episode has no spread: the result is nan.
     """
-    episodes = _episode_accuracy(probabilities, labels)
+    episodes = episode_accuracy(probabilities, labels)
     if len(episodes) < 2:
         return float("nan")
     return float(NORMAL_95 * episodes.std(ddof=1) / np.sqrt(len(episodes)))
@@ -55,7 +45,7 @@ def accuracy_std_batches(probabilities: Probabilities, labels: Labels, batches: 
 
     Episodes are divided as evenly as they can be. Raises: ValueError unless 1 <= batches <= E.
     """
-    episodes = _episode_accuracy(probabilities, labels)
+    episodes = episode_accuracy(probabilities, labels)
     if not 1 <= batches <= len(episodes):
         raise ValueError(f"batches must lie between 1 and the {len(episodes)} episodes, got {batches}; lower batches")
     return float(np.std([batch.mean() for batch in np.array_split(episodes, batches)]))
@@ -67,146 +57,108 @@ def nll(probabilities: Probabilities, labels: Labels) -> float:
     A probability that has underflowed to 0 counts as the smallest normal number of its dtype, which bounds its term
     from below (87.3 nats in float32).
     """
-    tiny = np.finfo(np.asarray(probabilities).dtype).tiny
-    p, y = _checked(probabilities, labels)
-    return float(-np.log(np.maximum(np.take_along_axis(p, y[..., None], axis=-1), tiny)).mean())
+    return float(episode_nll(probabilities, labels).mean())
 
 
 def brier(probabilities: Probabilities, labels: Labels) -> float:
     """Mean over queries of sum_c (p_c - Y_c)^2, Y one-hot: between 0 and 2."""
-    p, y = _checked(probabilities, labels)
-    own = np.take_along_axis(p, y[..., None], axis=-1)[..., 0]
-    return float((np.square(p).sum(-1) - 2 * own + 1).mean())
+    return float(episode_brier(probabilities, labels).mean())
 
 
-def ece(probabilities: Probabilities, labels: Labels, bins: int = BINS) -> float:
-    """Expected calibration error: sum_b n_b/n |accuracy_b - confidence_b|, pooled over all queries of all episodes.
+def episode_accuracy(probabilities: Probabilities, labels: Labels) -> np.ndarray:
+    """Accuracy of each episode [E]."""
+    return np.asarray(confidence_and_right(probabilities, labels)[1].mean(-1))
 
-    Bins are of equal width in the largest probability and closed on the right.
+
+def episode_nll(probabilities: Probabilities, labels: Labels) -> np.ndarray:
+    """NLL of each episode [E]."""
+    tiny = np.finfo(np.asarray(probabilities).dtype).tiny
+    return np.asarray(-np.log(np.maximum(of_labels(*checked(probabilities, labels)), tiny)).mean(-1))
+
+
+def episode_brier(probabilities: Probabilities, labels: Labels) -> np.ndarray:
+    """Brier score of each episode [E]."""
+    p, y = checked(probabilities, labels)
+    return np.asarray((np.square(p).sum(-1) - 2 * of_labels(p, y) + 1).mean(-1))
+
+
+def auroc(
+    scores: Float[np.ndarray | Array, "*E N"], positive: Bool[np.ndarray | Array, "*E N"]
+) -> Float[np.ndarray, "*E"]:
+    """Area under the ROC curve: P(score of a positive > score of a negative), ties counted half.
+
+    The Mann-Whitney statistic: the sum of the ranks of the positives, less its least value, over their pairs. Along
+    the last axis; nan where one of the two kinds is missing.
     """
-    binned = _binned(probabilities, labels, bins)
-    return float(_ece(binned.correct, binned, bins))
+    rank = rankdata(np.asarray(scores), axis=-1)
+    chosen = np.asarray(positive)
+    count = chosen.sum(-1)
+    pairs = count * (chosen.shape[-1] - count)
+    above = (rank * chosen).sum(-1) - count * (count + 1) / 2
+    return np.asarray(np.where(pairs > 0, above, np.nan) / np.maximum(pairs, 1))
 
 
-def mce(probabilities: Probabilities, labels: Labels, bins: int = BINS) -> float:
-    """Maximum calibration error: the largest |accuracy_b - confidence_b| of the bins that hold a prediction."""
-    binned = _binned(probabilities, labels, bins)
-    counts = np.bincount(binned.number.ravel(), minlength=bins)
-    gaps = np.abs(_bin_sums(binned.correct - binned.confidence, binned.number, bins))
-    return float((gaps[counts > 0] / counts[counts > 0]).max())
+def risk_coverage(probabilities: Probabilities, labels: Labels) -> RiskCoverage:
+    """Errors among the most confident queries, for every number of them.
 
-
-def ece_floor(
-    rng: np.random.Generator,
-    probabilities: Probabilities,
-    labels: Labels,
-    *,
-    draws: int = 400,
-    bins: int = BINS,
-    correlation: float | None = None,
-) -> Floor:
-    """ECE of a perfectly calibrated model with the same confidences: its mean and 95% quantile over redrawn labels.
-
-    "The prediction of query q in episode e is right" is redrawn as sqrt(r) z_e + sqrt(1 - r) z_eq < Phi^-1(confidence)
-    with standard normal z. Each query is then right with exactly its confidence, whatever r is (the model is
-    calibrated), and the queries of one episode succeed together, as those do that share a support set: z_e is how
-    lucky that set was. With r = 0 (queries independent) the floor comes out too low, so a model would look worse than
-    chance for a reason that is none of its own. r is the observed `within_episode_correlation` unless given.
+    Equally confident queries come in no order: each counts as the share of errors among them.
     """
-    binned = _binned(probabilities, labels, bins)
-    r = _correlation(binned, bins) if correlation is None else correlation
-    threshold = ndtri(binned.confidence).astype(np.float32)
-    shape = threshold.shape
-    sample = np.empty(draws)
-    for draw in range(draws):
-        shared = np.sqrt(r) * rng.standard_normal((shape[0], 1), dtype=np.float32)
-        own = np.sqrt(1 - r) * rng.standard_normal(shape, dtype=np.float32)
-        sample[draw] = _ece((shared + own) < threshold, binned, bins)
-    return Floor(float(sample.mean()), float(np.quantile(sample, 0.95)))
+    confidence, right = confidence_and_right(probabilities, labels)
+    _, level, count = np.unique(-confidence.ravel(), return_inverse=True, return_counts=True)
+    share = np.bincount(level.ravel(), ~right.ravel()) / count
+    kept = np.arange(1, right.size + 1)
+    return RiskCoverage(kept / right.size, np.repeat(share, count).cumsum() / kept)
 
 
-def within_episode_correlation(probabilities: Probabilities, labels: Labels, bins: int = BINS) -> float:
-    """The r of `ece_floor` that gives pairs of queries of one episode and bin the covariance they were seen to have.
-
-    Residuals are taken from the bin's own accuracy a, so that a calibration error common to all episodes is not
-    mistaken for dependence. To first order in r a pair has covariance r phi(Phi^-1(a))^2 and
-    r = sum_pairs residual residual' / sum_pairs phi^2, kept within [0, 1].
-    """
-    return _correlation(_binned(probabilities, labels, bins), bins)
+def aurc(probabilities: Probabilities, labels: Labels) -> float:
+    """Area under the risk-coverage curve: the mean risk over the n coverages (Geifman, Uziel and El-Yaniv 2019)."""
+    return float(risk_coverage(probabilities, labels).risk.mean())
 
 
 def summarise(
     rng: np.random.Generator, probabilities: Probabilities, labels: Labels, *, batches: int = 5
-) -> dict[str, float | int | None]:
+) -> dict[str, float | int | bool | None]:
     """All metrics under the names of the evaluation's JSON file; one that is undefined (nan) is None.
 
-    `ece_floor` is the mean of the floor and `ece_floor_q95` its 95% quantile. Raises: ValueError as the metrics do.
+    For each calibration error x, `x_floor` is the mean of its floor and `x_floor_q95` its 95% quantile;
+    `ece_within_band` says whether ECE lies below that, as that of 19 in 20 perfectly calibrated models does. `auroc`
+    is how well confidence tells right from wrong. Raises: ValueError as the metrics do.
     """
-    floor = ece_floor(rng, probabilities, labels)
+    found = floors(rng, probabilities, labels)
+    confidence, right = confidence_and_right(probabilities, labels)
     values = {
         "accuracy": accuracy(probabilities, labels),
         "accuracy_ci95": accuracy_ci95(probabilities, labels),
         "accuracy_std_batches": accuracy_std_batches(probabilities, labels, batches),
         "nll": nll(probabilities, labels),
         "brier": brier(probabilities, labels),
-        "ece": ece(probabilities, labels),
-        "mce": mce(probabilities, labels),
-        "ece_floor": floor.mean,
-        "ece_floor_q95": floor.quantile95,
+        **{f"brier_{name}": value for name, value in brier_decomposition(probabilities, labels)._asdict().items()},
+        **calibration_errors(probabilities, labels),
+        **{f"{name}_floor": floor.mean for name, floor in found.items()},
+        **{f"{name}_floor_q95": floor.quantile95 for name, floor in found.items()},
+        "aurc": aurc(probabilities, labels),
+        "auroc": float(auroc(confidence.ravel(), right.ravel())),
     }
-    return {name: value if np.isfinite(value) else None for name, value in values.items()} | {"episodes": len(labels)}
+    plain = {name: value if np.isfinite(value) else None for name, value in values.items()}
+    return plain | {"ece_within_band": values["ece"] <= values["ece_floor_q95"], "episodes": len(labels)}
 
 
-def _checked(probabilities: np.ndarray | Array, labels: np.ndarray | Array) -> tuple[np.ndarray, np.ndarray]:
-    p, y = np.asarray(probabilities), np.asarray(labels)
-    if p.ndim != 3 or p.shape[:2] != y.shape or p.size == 0:
-        raise ValueError(f"expected probabilities [E, Q, C] and labels [E, Q], got {p.shape} and {y.shape}")
-    if y.min() < 0 or y.max() >= p.shape[-1]:
-        raise ValueError(f"labels must lie in 0..{p.shape[-1] - 1}, got {y.min()}..{y.max()}; renumber the classes")
-    tolerance = float(np.sqrt(np.finfo(p.dtype).eps))
-    p = p.astype(np.float64)
-    bad = ~((p >= 0).all(-1) & (np.abs(p.sum(-1) - 1) <= tolerance))  # written so that nan is bad
-    if bad.any():
-        episode, query = np.argwhere(bad)[0]
-        raise ValueError(
-            f"each query's probabilities must be >= 0 and sum to 1, got {p[episode, query]} in episode {episode}, "
-            f"query {query} ({bad.sum()} such queries); look at that task's inference result code"
-        )
-    return p, y
+def calibration_errors(probabilities: Probabilities, labels: Labels, bins: int = BINS) -> dict[str, float]:
+    """Every calibration error by its name in ERRORS."""
+    p, y = checked(probabilities, labels)
+    held = {binned: binned(p, bins) for binned, _ in ERRORS.values()}
+    return {name: error(held[binned].gaps(y), held[binned].count) for name, (binned, error) in ERRORS.items()}
 
 
-def _episode_accuracy(probabilities: np.ndarray | Array, labels: np.ndarray | Array) -> np.ndarray:
-    p, y = _checked(probabilities, labels)
-    return np.asarray((p.argmax(-1) == y).mean(-1))
-
-
-def _binned(probabilities: np.ndarray | Array, labels: np.ndarray | Array, bins: int) -> _Bins:
-    p, y = _checked(probabilities, labels)
-    confidence = np.minimum(p.max(-1), 1.0)
-    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
-    return _Bins(confidence, p.argmax(-1) == y, index)
-
-
-def _bin_sums(values: np.ndarray, index: np.ndarray, bins: int) -> np.ndarray:
-    return np.bincount(index.ravel(), weights=values.ravel(), minlength=bins)
-
-
-def _ece(correct: np.ndarray, binned: _Bins, bins: int) -> float:
-    gaps = _bin_sums(correct - binned.confidence, binned.number, bins)
-    return float(np.abs(gaps).sum() / correct.size)
-
-
-def _correlation(binned: _Bins, bins: int) -> float:
-    counts = np.maximum(np.bincount(binned.number.ravel(), minlength=bins), 1)
-    accuracies = _bin_sums(binned.correct, binned.number, bins) / counts
-    density = np.exp(-0.5 * np.square(ndtri(accuracies))) / np.sqrt(2 * np.pi)
-    # One cell per episode and bin: the sum over ordered pairs is (sum)^2 - sum of squares.
-    episodes = np.arange(len(binned.number))[:, None]
-    cells = len(binned.number) * bins
-    covariance = _pair_sum(binned.correct - accuracies[binned.number], episodes * bins + binned.number, cells)
-    scale = _pair_sum(density[binned.number], episodes * bins + binned.number, cells)
-    return float(np.clip(covariance / scale, 0.0, 1.0)) if scale > 0 else 0.0
-
-
-def _pair_sum(values: np.ndarray, cell: np.ndarray, cells: int) -> float:
-    return float(np.square(_bin_sums(values, cell, cells)).sum() - np.square(values).sum())
+def intervals(rng: np.random.Generator, probabilities: Probabilities, labels: Labels) -> dict[str, Interval]:
+    """95% bootstrap intervals over episodes of accuracy, NLL, Brier score and ECE."""
+    p, y = checked(probabilities, labels)
+    held = equal_width(p, BINS)
+    means = {
+        "accuracy": episode_accuracy(probabilities, labels),
+        "nll": episode_nll(probabilities, labels),
+        "brier": episode_brier(probabilities, labels),
+    }
+    found = {name: bootstrap(rng, np.mean, values) for name, values in means.items()}
+    low, high = bootstrap(rng, mean_gap, held.gaps(y), held.count)
+    return {**found, "ece": Interval(max(low, 0.0), high)}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evaluation import metrics
+from evaluation import calibration_error, metrics
 from evaluation.calibration import BOUNDS, fit_temperature
 from inference.predictive import temper
 
@@ -25,7 +25,7 @@ def test_a_known_distortion_is_undone(calibrated, distortion):
     distorted = np.asarray(temper(jnp.asarray(probabilities), distortion))
     fitted = fit_temperature(distorted, labels)
     assert fitted == pytest.approx(1 / distortion, rel=0.05)
-    assert metrics.ece(np.asarray(temper(jnp.asarray(distorted), fitted)), labels) < 0.015
+    assert calibration_error.ece(np.asarray(temper(jnp.asarray(distorted), fitted)), labels) < 0.015
 
 
 def test_the_nll_has_no_slope_at_the_fit(calibrated):

@@ -1,36 +1,16 @@
-"""Metrics against hand-computed cases, loops, theory and repeated experiments."""
+"""Metrics against hand-computed cases, loops and exhaustive sums."""
 
+import itertools
 import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from predicted import LABELS, PROBABILITIES, calibrated_labels, random_predictions
 
-from evaluation import metrics
-
-# Two episodes of two queries. Largest probabilities 0.5, 0.8, 0.4, 0.8; right: yes, no, yes, yes.
-PROBABILITIES = np.array([[[0.5, 0.3, 0.2], [0.1, 0.8, 0.1]], [[0.3, 0.3, 0.4], [0.8, 0.1, 0.1]]])
-LABELS = np.array([[0, 2], [2, 0]])
-
-
-def random_predictions(seed, episodes=7, queries=11, classes=4, dtype=np.float64):
-    rng = np.random.default_rng(seed)
-    probabilities = rng.dirichlet(np.ones(classes), size=(episodes, queries)).astype(dtype)
-    return probabilities, rng.integers(0, classes, size=(episodes, queries))
-
-
-def dependent_labels(rng, confidence, episodes, queries, sharing):
-    """Right with probability `confidence`; with probability `sharing` a query uses its episode's uniform, else its own.
-
-    Not the floor's own mechanism: pairs have covariance sharing^2 c (1 - c), exactly.
-    """
-    uses = rng.uniform(size=(episodes, queries)) < sharing
-    uniform = np.where(uses, rng.uniform(size=(episodes, 1)), rng.uniform(size=(episodes, queries)))
-    return (uniform >= confidence).astype(int)  # label 0 is the predicted class
-
-
-def constant_predictions(confidence, episodes, queries):
-    return np.broadcast_to(np.array([confidence, 1 - confidence]), (episodes, queries, 2)).copy()
+from evaluation import calibration_error, metrics
+from evaluation.calibration_error import ERRORS
+from evaluation.predictions import checked
 
 
 def test_hand_computed_values():
@@ -41,28 +21,8 @@ def test_hand_computed_values():
     assert metrics.nll(PROBABILITIES, LABELS) == pytest.approx(-np.log([0.5, 0.1, 0.4, 0.8]).mean())
     # .25+.09+.04 = .38; .01+.64+.81 = 1.46; .09+.09+.36 = .54; .04+.01+.01 = .06
     assert metrics.brier(PROBABILITIES, LABELS) == pytest.approx((0.38 + 1.46 + 0.54 + 0.06) / 4)
-    # Bins of 0.4 and 0.5: gaps 0.6 and 0.5, one query each; bin of 0.8: accuracy 0.5, gap 0.3, two queries.
-    assert metrics.ece(PROBABILITIES, LABELS) == pytest.approx((0.6 + 0.5 + 2 * 0.3) / 4)
-    assert metrics.mce(PROBABILITIES, LABELS) == pytest.approx(0.6)
-
-
-@pytest.mark.parametrize("bins", [1, 10, 15])
-def test_calibration_errors_agree_with_a_loop(bins):
-    probabilities, labels = random_predictions(0)
-    confidence, right = probabilities.max(-1).ravel(), (probabilities.argmax(-1) == labels).ravel()
-    gaps = []
-    for b in range(bins):
-        inside = (confidence > b / bins) & (confidence <= (b + 1) / bins)
-        if inside.any():
-            gaps.append((inside.sum(), abs(right[inside].mean() - confidence[inside].mean())))
-    assert metrics.ece(probabilities, labels, bins) == pytest.approx(sum(n * gap for n, gap in gaps) / labels.size)
-    assert metrics.mce(probabilities, labels, bins) == pytest.approx(max(gap for _, gap in gaps))
-
-
-def test_bins_are_closed_on_the_right():
-    # With two bins 0.5 belongs to the lower one, so the gaps -0.5 and +0.4 do not cancel.
-    probabilities, labels = np.array([[[0.5, 0.5], [0.6, 0.4]]]), np.array([[1, 0]])
-    assert metrics.ece(probabilities, labels, bins=2) == pytest.approx(0.45)
+    # Of the most confident one (0.8 twice, one right), two, three (and 0.5, right), four: errors 1/2, 1/2, 1/3, 1/4.
+    assert metrics.aurc(PROBABILITIES, LABELS) == pytest.approx((1 / 2 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
 
 
 def test_scores_agree_with_a_loop():
@@ -80,8 +40,9 @@ def test_scores_agree_with_a_loop():
 def test_perfect_and_worst_predictions():
     labels = np.array([[0, 1, 2]])
     right, wrong = np.eye(3)[labels], np.eye(3)[(labels + 1) % 3]
-    assert [f(right, labels) for f in (metrics.nll, metrics.brier, metrics.ece, metrics.mce)] == [0, 0, 0, 0]
-    assert [f(wrong, labels) for f in (metrics.brier, metrics.ece, metrics.mce)] == [2, 1, 1]
+    errors = (metrics.nll, metrics.brier, calibration_error.ece, calibration_error.mce, metrics.aurc)
+    assert [error(right, labels) for error in errors] == [0, 0, 0, 0, 0]
+    assert [error(wrong, labels) for error in errors[1:]] == [2, 1, 1, 1]
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -97,58 +58,71 @@ def test_jax_arrays_and_numpy_arrays_give_the_same():
     assert rows[0] == rows[1]
 
 
-@pytest.mark.parametrize("correlation, independent", [(0.0, 300 * 20), (1.0, 300)])
-def test_floor_of_one_confidence_is_that_of_a_binomial(correlation, independent):
-    # One bin: ECE = |share right - c|. Queries that succeed together count as one query per episode.
-    probabilities = constant_predictions(0.7, 300, 20)
-    labels = np.zeros((300, 20), int)
-    floor = metrics.ece_floor(np.random.default_rng(0), probabilities, labels, draws=1000, correlation=correlation)
-    sd = np.sqrt(0.7 * 0.3 / independent)
-    assert floor.mean == pytest.approx(np.sqrt(2 / np.pi) * sd, rel=0.08)
-    assert floor.quantile95 == pytest.approx(1.96 * sd, rel=0.08)
+@pytest.mark.parametrize("seed", range(3))
+def test_auroc_is_the_share_of_pairs_in_the_right_order(seed):
+    rng = np.random.default_rng(seed)
+    scores, positive = rng.integers(0, 6, size=(4, 12)), rng.uniform(size=(4, 12)) < 0.4  # with many ties
+    for row, chosen, found in zip(scores, positive, metrics.auroc(scores.astype(float), positive), strict=True):
+        pairs = [(a > b) + 0.5 * (a == b) for a in row[chosen] for b in row[~chosen]]
+        assert found == pytest.approx(np.mean(pairs))
 
 
-@pytest.mark.parametrize("sharing", [0.0, 0.3])
-def test_floor_is_the_mean_ece_of_repeated_calibrated_experiments(sharing):
-    rng = np.random.default_rng(1)
-    probabilities = constant_predictions(0.9, 200, 30)
-    experiments = [dependent_labels(rng, 0.9, 200, 30, sharing) for _ in range(200)]
-    truth = np.mean([metrics.ece(probabilities, labels) for labels in experiments])
-    floors = [metrics.ece_floor(rng, probabilities, labels, draws=100).mean for labels in experiments[:10]]
-    assert np.mean(floors) == pytest.approx(truth, rel=0.1)
-    independent = metrics.ece_floor(rng, probabilities, experiments[0], draws=400, correlation=0.0).mean
-    assert (truth > 1.5 * independent) == (sharing > 0)
+def test_auroc_of_one_kind_alone_is_undefined():
+    assert np.isnan(metrics.auroc(np.array([0.1, 0.2]), np.array([True, True])))
+    assert metrics.auroc(np.array([0.1, 0.2]), np.array([False, True])) == 1
 
 
-def test_miscalibration_does_not_raise_the_floor():
-    # Confidence 0.55, right 95% of the time, independently: a gap of 0.4 and no dependence.
-    rng = np.random.default_rng(2)
-    probabilities = constant_predictions(0.55, 400, 30)
-    labels = dependent_labels(rng, 0.95, 400, 30, 0.0)
-    assert metrics.ece(probabilities, labels) == pytest.approx(0.4, abs=0.01)
-    assert metrics.within_episode_correlation(probabilities, labels) < 0.02
-    floor = metrics.ece_floor(rng, probabilities, labels)
-    assert floor.mean == pytest.approx(np.sqrt(2 / np.pi * 0.55 * 0.45 / 12000), rel=0.15)
+def test_risk_of_equally_confident_queries_is_the_mean_over_their_orders():
+    confidence = np.array([0.9, 0.6, 0.6, 0.6, 0.5])
+    probabilities, labels = np.stack([confidence, 1 - confidence], axis=-1)[None], np.array([[0, 1, 0, 0, 1]])
+    wrong = labels[0] == 1
+    orders = [[0, *middle, 4] for middle in itertools.permutations([1, 2, 3])]
+    risks = [wrong[order].cumsum() / np.arange(1, 6) for order in orders]
+    curve = metrics.risk_coverage(probabilities, labels)
+    np.testing.assert_allclose(curve.risk, np.mean(risks, axis=0))
+    np.testing.assert_allclose(curve.coverage, [0.2, 0.4, 0.6, 0.8, 1.0])
 
 
-def test_floor_depends_on_the_generator_only_through_its_state():
-    probabilities, labels = random_predictions(3)
-    first, again = (metrics.ece_floor(np.random.default_rng(5), probabilities, labels, draws=10) for _ in range(2))
-    assert first == again
-    assert first != metrics.ece_floor(np.random.default_rng(6), probabilities, labels, draws=10)
+def test_area_under_the_risk_coverage_curve_ranks_confidences():
+    rng = np.random.default_rng(0)
+    probabilities, labels = random_predictions(0, episodes=40)
+    assert metrics.risk_coverage(probabilities, labels).risk[-1] == pytest.approx(
+        1 - metrics.accuracy(probabilities, labels)
+    )
+    knowing = calibrated_labels(rng, probabilities)  # right as often as confident
+    assert metrics.aurc(probabilities, knowing) < 0.8 * (1 - metrics.accuracy(probabilities, knowing))
 
 
-def test_correlation_of_predictions_that_are_all_right_is_zero():
-    probabilities, labels = np.eye(3)[np.array([[0, 1, 2]] * 2)], np.array([[0, 1, 2]] * 2)
-    assert metrics.within_episode_correlation(probabilities, labels) == 0.0
+def test_intervals_hold_the_metrics_and_fit_the_normal_one():
+    probabilities, labels = random_predictions(0, episodes=300)
+    found = metrics.intervals(np.random.default_rng(0), probabilities, labels)
+    for name in ("accuracy", "nll", "brier"):
+        low, high = found[name]
+        assert low < getattr(metrics, name)(probabilities, labels) < high
+    half = metrics.accuracy_ci95(probabilities, labels)
+    assert found["accuracy"].high - found["accuracy"].low == pytest.approx(2 * half, rel=0.15)
+    assert found["ece"].low < calibration_error.ece(probabilities, labels) < found["ece"].high
 
 
 def test_summary_names_and_json():
     summary = metrics.summarise(np.random.default_rng(0), PROBABILITIES, LABELS, batches=2)
-    names = "accuracy accuracy_ci95 accuracy_std_batches nll brier ece mce ece_floor ece_floor_q95 episodes"
-    assert set(summary) == set(names.split())
+    names = ["accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "aurc", "auroc"]
+    names += ["ece_within_band", "episodes"]
+    names += [f"brier_{term}" for term in ("reliability", "resolution", "uncertainty", "within_bins")]
+    names += [f"{error}{end}" for error in ERRORS for end in ("", "_floor", "_floor_q95")]
+    assert set(summary) == set(names)
     assert json.loads(json.dumps(summary)) == summary
-    assert summary["episodes"] == 2 and summary["ece"] == metrics.ece(PROBABILITIES, LABELS)
+    assert summary["episodes"] == 2 and summary["ece"] == calibration_error.ece(PROBABILITIES, LABELS)
+    for name in ERRORS:
+        assert summary[name] == getattr(calibration_error, name)(PROBABILITIES, LABELS)
+
+
+def test_the_band_of_a_perfect_model_holds_a_perfect_model():
+    probabilities, _ = random_predictions(0, episodes=60)
+    labels = calibrated_labels(np.random.default_rng(1), probabilities)
+    assert metrics.summarise(np.random.default_rng(0), probabilities, labels)["ece_within_band"] is True
+    wrong = (probabilities.argmax(-1) + 1) % 4
+    assert metrics.summarise(np.random.default_rng(0), probabilities, wrong)["ece_within_band"] is False
 
 
 def test_one_episode_has_no_interval():
@@ -173,14 +147,20 @@ def malformed():
 
 
 @pytest.mark.parametrize("case", malformed())
-@pytest.mark.parametrize("metric", ["accuracy", "nll", "brier", "ece", "mce"])
-def test_malformed_predictions_are_refused_in_one_line(case, metric):
+def test_malformed_predictions_are_refused_in_one_line(case):
     probabilities, labels, message = malformed()[case]
-    function = getattr(metrics, metric)
-    function = getattr(function, "__wrapped__", function)  # below the run-time shape checks of the test suite
     with pytest.raises(ValueError) as error:
-        function(probabilities, labels)
+        checked(probabilities, labels)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "metric", [metrics.accuracy, metrics.nll, metrics.brier, metrics.aurc, *map(calibration_error.__dict__.get, ERRORS)]
+)
+def test_every_metric_refuses_malformed_predictions(metric):
+    probabilities, labels, message = malformed()["nan"]
+    with pytest.raises(ValueError, match=message):
+        metric(probabilities, labels)
 
 
 @pytest.mark.parametrize("batches", [0, 3])
