@@ -56,7 +56,7 @@ class Augmentation:
 
 AUGMENTATIONS = {
     "none": Augmentation(),
-    "characters": Augmentation(rotation=15.0, scale=0.2, shear=0.2, shift=0.07, stroke=(-0.5, 2.0)),
+    "handwriting": Augmentation(rotation=15.0, scale=0.2, shear=0.2, shift=0.07, stroke=(-0.5, 2.0)),
     "photographs": Augmentation(crop=0.7, flip=True, brightness=0.4, contrast=0.4, saturation=0.4, repeat_border=True),
 }
 

@@ -21,7 +21,7 @@ from tasks.augmentation import (
     warp,
 )
 
-CHARACTERS, PHOTOGRAPHS = AUGMENTATIONS["characters"], AUGMENTATIONS["photographs"]
+HANDWRITING, PHOTOGRAPHS = AUGMENTATIONS["handwriting"], AUGMENTATIONS["photographs"]
 EVERYTHING = replace(PHOTOGRAPHS, rotation=20.0, scale=0.2, stretch=0.1, shear=0.2, shift=0.1, stroke=(-1.0, 2.0))
 STILL = np.eye(2, dtype=np.float32)
 
@@ -140,22 +140,22 @@ def test_colours_change_by_their_factors(images):
     np.testing.assert_allclose(grey, np.tile(pixels.mean(3, keepdims=True), 3), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["characters", "photographs"])
+@pytest.mark.parametrize("name", ["handwriting", "photographs"])
 def test_an_image_depends_on_its_position_alone(images, name):
     key = jax.random.key(3)
     together = np.asarray(augmented(key, images, AUGMENTATIONS[name]))
     others = images.copy()
     others[[0, 1, 3, 4, 5]] = 7
     np.testing.assert_array_equal(augmented(key, others, AUGMENTATIONS[name])[2], together[2])
-    if name == "characters":
-        np.testing.assert_array_equal(augmented(key, images[:3], CHARACTERS), together[:3])
+    if name == "handwriting":
+        np.testing.assert_array_equal(augmented(key, images[:3], HANDWRITING), together[:3])
     twice = np.asarray(augmented(key, images[[0, 0, 0, 0, 0, 0]], AUGMENTATIONS[name]))
     assert len({image.tobytes() for image in twice}) == 6
     assert (np.asarray(augmented(jax.random.key(4), images, AUGMENTATIONS[name])) != together).any()
 
 
 def test_the_changes_have_the_documented_ranges():
-    changes = drawn(jax.random.key(0), 4000, (9, 12), CHARACTERS)
+    changes = drawn(jax.random.key(0), 4000, (9, 12), HANDWRITING)
     forward = np.linalg.inv(np.asarray(changes.matrix, float))
     angle = np.rad2deg(np.arctan2(-forward[:, 1, 0], forward[:, 0, 0]))
     scale = np.hypot(forward[:, 0, 0], forward[:, 1, 0])
@@ -185,8 +185,8 @@ def test_a_crop_shows_a_window_inside_the_image():
 
 
 def test_switching_one_change_on_leaves_the_others_as_they_were():
-    with_stroke = drawn(jax.random.key(0), 5, (28, 28), CHARACTERS)
-    without = drawn(jax.random.key(0), 5, (28, 28), replace(CHARACTERS, stroke=(0.0, 0.0)))
+    with_stroke = drawn(jax.random.key(0), 5, (28, 28), HANDWRITING)
+    without = drawn(jax.random.key(0), 5, (28, 28), replace(HANDWRITING, stroke=(0.0, 0.0)))
     np.testing.assert_array_equal(with_stroke.matrix, without.matrix)
     assert (without.stroke == 0).all() and (with_stroke.stroke != 0).all()
 
