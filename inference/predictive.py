@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
-from inference.inner.gibbs import Mixture
-from models.gaussian import Query
+from models.block_gaussian import JointMarginals
+from models.gaussian import Marginals, Query
 from models.likelihoods.base import CompositeLikelihood, Likelihood
 
 FEWEST_DRAWS = 32
@@ -21,13 +21,22 @@ def predict(
     query: Query,
     classes: Bool[Array, " C"] | None = None,
 ) -> Float[Array, "Q C"]:
-    """p(y_* = k | data) = E_q p(k | f_*) for every query; the draws are shared, so no query depends on another.
+    """p(y_* = k | data) = E_q p(k | f_*) for every query; the draws are shared, so no query depends on another."""
+    return predict_marginals(key, likelihood, posterior.predict(query), classes)
 
-    For a mixture of posteriors it is the mean over the components, which divide the likelihood's draws between them:
-    of their densities, normalised at the end, where a likelihood is not normalised over the label (O12).
+
+def predict_marginals(
+    key: Key[Array, ""],
+    likelihood: Likelihood,
+    marginals: Marginals | JointMarginals,
+    classes: Bool[Array, " C"] | None = None,
+) -> Float[Array, "Q C"]:
+    """E_q p(k | f_*) from the marginals of q; those of a mixture have a leading axis over its components.
+
+    For a mixture it is the mean over the components, which divide the likelihood's draws between them: of their
+    densities, normalised at the end, where a likelihood is not normalised over the label (O12).
     """
-    marginals = posterior.predict(query)
-    if not isinstance(posterior, Mixture):
+    if marginals.mean.ndim == 2:
         return likelihood.predict(key, marginals, classes)
     keys = jax.random.split(key, marginals.mean.shape[0])
     share = _with_fewer_draws(likelihood, len(keys))
@@ -40,8 +49,13 @@ def _with_fewer_draws(likelihood: Any, components: int) -> Any:
     """The likelihood with its prediction draws divided between the components of a mixture, FEWEST_DRAWS at least."""
     if not hasattr(likelihood, "prediction_draws"):
         return likelihood
-    share = likelihood.prediction_draws // components
-    return replace(likelihood, prediction_draws=max(FEWEST_DRAWS, share + share % 2))
+    return replace(likelihood, prediction_draws=draws_of_each(likelihood.prediction_draws, components))
+
+
+def draws_of_each(draws: int, components: int) -> int:
+    """An even share of the draws for each component of a mixture, FEWEST_DRAWS at least."""
+    share = draws // components
+    return max(FEWEST_DRAWS, share + share % 2)
 
 
 def temper(probabilities: Float[Array, "*rest C"], temperature: float | Float[Array, ""]) -> Float[Array, "*rest C"]:

@@ -1,0 +1,151 @@
+"""Scores of out-of-episode detection against their definitions, brute-force sums and limits; AUROC per episode."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from problems import double, hyper_of
+
+from evaluation.out_of_episode import DetectionScores, detect, detection_scores, entropy, mutual_information, solve_open
+from inference.inner import exact
+from inference.inner.base import Code
+from inference.predictive import predict_marginals
+from models import KERNELS, LIKELIHOODS
+from models.block_gaussian import JointMarginals
+from models.gaussian import Marginals, Query
+from models.likelihoods import LabelRegression, Softmax
+
+KEY = jax.random.key(0)
+information = jax.jit(functools.partial(mutual_information, KEY, draws=1024))
+
+
+def test_entropy_of_known_distributions():
+    p = jnp.array([[0.25] * 4, [0.0, 0.0, 1.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
+    np.testing.assert_allclose(entropy(p), np.log([4, 1, 2]), atol=1e-6)
+
+
+def test_information_is_nothing_where_f_is_known_and_everything_where_it_is_unknown():
+    mean = jnp.array([[0.5, 0.0], [-1.0, 0.0], [0.2, 0.0]])
+    known, unknown = information(Softmax(), Marginals(mean, jnp.array([[0.0, 1e8]] * 3)))
+    assert abs(known) < 1e-6
+    assert unknown == pytest.approx(np.log(3), abs=0.01)  # softmax is one-hot almost surely, each class equally often
+
+
+def test_information_of_a_mixture_of_points_is_that_of_the_mixture_component():
+    """Two equally probable f: I = H[(p + q) / 2] - (H[p] + H[q]) / 2, Jensen and Shannon's divergence."""
+    mean = jnp.array([[[1.0], [0.0], [-1.0]], [[-2.0], [0.5], [1.0]]])
+    p, q = (np.exp(f) / np.exp(f).sum() for f in np.asarray(mean[:, :, 0], float))
+
+    def h(p):
+        return -(p * np.log(p)).sum()
+
+    expected = h((p + q) / 2) - (h(p) + h(q)) / 2
+    found = jax.jit(functools.partial(mutual_information, KEY))(Softmax(), Marginals(mean, jnp.zeros_like(mean)))
+    np.testing.assert_allclose(found, [expected], rtol=1e-4)
+
+
+@double
+def test_information_agrees_with_a_brute_force_sum_for_coupled_classes():
+    """Two classes: f_1 - f_2 is one normal, integrated on a fine grid."""
+    mean, covariance = jnp.array([[0.7], [-0.3]]), jnp.array([[[1.5, 0.4], [0.4, 0.8]]])
+    deviation = np.sqrt(1.5 + 0.8 - 2 * 0.4)
+    z = np.linspace(-9, 9, 20001)
+    weight = np.exp(-0.5 * z**2) / np.exp(-0.5 * z**2).sum()
+    p = 1 / (1 + np.exp(-(1.0 + deviation * z)))
+
+    def h(p):
+        return -p * np.log(p) - (1 - p) * np.log1p(-p)
+
+    expected = h((weight * p).sum()) - (weight * h(p)).sum()
+    found = jax.jit(functools.partial(mutual_information, KEY, draws=4096))(Softmax(), JointMarginals(mean, covariance))
+    np.testing.assert_allclose(found, [expected], rtol=5e-3)
+
+
+class Fitted:
+    """A posterior whose marginals at the queries are given."""
+
+    def __init__(self, marginals):
+        self.marginals = marginals
+
+    def predict(self, query):
+        del query
+        return self.marginals
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_scores_are_their_definitions_for_every_likelihood(name):
+    likelihood = LIKELIHOODS[name]()
+    rng = np.random.default_rng(0)
+    mean, variance = jnp.asarray(rng.normal(size=(3, 4)), jnp.float32), jnp.asarray([[0.0, 0.5, 1.0, 4.0]] * 3)
+    marginals, nowhere = Marginals(mean, variance), Query(jnp.zeros((3, 4)), jnp.zeros((4, 1)), jnp.ones(4))
+
+    @jax.jit
+    def scores(marginals):
+        return detection_scores(KEY, likelihood, Fitted(marginals), nowhere, draws=64)
+
+    found = scores(marginals)
+    p = np.asarray(jax.jit(predict_marginals)(jax.random.split(KEY)[0], likelihood, marginals), float)
+    np.testing.assert_allclose(found.latent_mean, -np.asarray(mean).max(0))
+    np.testing.assert_allclose(found.probability, -p.max(1), rtol=1e-5)
+    np.testing.assert_allclose(found.entropy, -(p * np.log(p)).sum(1), rtol=1e-4)
+    gain = np.asarray(found.mutual_information)
+    assert abs(gain[0]) < 1e-6 and (gain[1:] > 1e-4).all() and (gain < np.log(3)).all()
+    other = scores(Marginals(mean.at[0, 1:].add(3.0), variance))
+    for one, changed in zip(found, other, strict=True):
+        np.testing.assert_array_equal(one[0], changed[0])  # a query does not depend on the others
+        assert (one[1:] != changed[1:]).any()
+
+
+@pytest.fixture(scope="module")
+def block():
+    """Three 3-way 2-shot episodes with 4 own queries and 5 of other classes; features scatter about class centres."""
+    rng = np.random.default_rng(1)
+    centres = 3 * rng.normal(size=(3, 5, 8))
+
+    def draw(classes):
+        return jnp.asarray(centres[:, classes] + 0.3 * rng.normal(size=(3, len(classes), 8)), jnp.float32)
+
+    support, query, other = draw([0, 0, 1, 1, 2, 2]), draw([0, 1, 2, 0]), draw([3, 3, 4, 4, 4])
+    y = jnp.tile(jnp.array([0, 0, 1, 1, 2, 2], jnp.int32), (3, 1))
+    return support, y, query, other, jax.random.split(jax.random.key(2), 3)
+
+
+KERNEL = KERNELS["rbf"]()
+
+
+def solved(support, y, query, other, keys):
+    hyper = hyper_of(KERNEL, log_scale=1.0)
+    return solve_open(exact, KERNEL, 3, hyper, LabelRegression(), support, y, query, other, keys)
+
+
+def test_a_block_of_episodes_is_solved_one_by_one_and_others_are_found(block):
+    inside, outside, codes = solved(*block)
+    assert inside.entropy.shape == (3, 4) and outside.entropy.shape == (3, 5) and (codes == Code.OK).all()
+    reordered = jax.tree.map(lambda array: array[np.array([2, 0, 1])], block)
+    again, _, _ = solved(*reordered)
+    np.testing.assert_allclose(again.mutual_information[0], inside.mutual_information[2], atol=1e-6)
+    for name, found in detect(np.random.default_rng(0), inside, outside).items():
+        assert found.auroc > 0.95, name
+    broken = (*block[:3], block[3].at[1, 0].set(jnp.nan), block[4])
+    inside, outside, codes = solved(*broken)
+    assert codes.tolist() == [Code.OK, Code.NON_FINITE, Code.OK]
+    assert detect(np.random.default_rng(0), inside, outside)["entropy"].episodes[1] == 0.5
+
+
+def test_detection_counts_pairs_in_every_episode():
+    rng = np.random.default_rng(3)
+    inside = DetectionScores(*(rng.integers(0, 6, (40, 7)).astype(float) for _ in range(4)))
+    outside = DetectionScores(*(rng.integers(2, 8, (40, 5)).astype(float) for _ in range(4)))
+    found = detect(np.random.default_rng(0), inside, outside)
+    assert tuple(found) == DetectionScores._fields
+    for name, own, other in zip(found, inside, outside, strict=True):
+        pairs = [[(b > a) + 0.5 * (b == a) for a in row for b in more] for row, more in zip(own, other, strict=True)]
+        np.testing.assert_allclose(found[name].episodes, np.mean(pairs, axis=1))
+        assert found[name].auroc == pytest.approx(np.mean(pairs))
+        half = 1.96 * np.std(np.mean(pairs, axis=1), ddof=1) / np.sqrt(40)
+        assert found[name].interval.low == pytest.approx(found[name].auroc - half, abs=0.3 * half)
+        assert found[name].interval.high == pytest.approx(found[name].auroc + half, abs=0.3 * half)
+    again = detect(np.random.default_rng(0), inside, outside)
+    assert again["entropy"].interval == found["entropy"].interval
