@@ -51,6 +51,21 @@ class JointMarginals(NamedTuple):
         """The covariance."""
         return self.covariance
 
+    def differences(self, classes: Bool[Array, " C"] | None = None) -> "JointMarginals":
+        """Marginals of f_c - f_r, r the first class that exists: all that a function of differences knows of f.
+
+        Nodes are then spent on differences alone, and derivatives in the mean and covariance sum to 0 over the classes
+        of a point, sampled or not. Exact zeros at r and at classes that do not exist.
+        """
+        real = jnp.ones(self.mean.shape[0], bool) if classes is None else classes
+        first = jnp.argmax(real)
+        kept = real & (jnp.arange(self.mean.shape[0]) != first)
+        crossed = jnp.take(self.covariance, first, axis=2)
+        own = jnp.take(crossed, first, axis=1)[:, None, None]
+        spread = self.covariance - crossed[:, :, None] - crossed[:, None, :] + own
+        mean = jnp.where(kept[:, None], self.mean - jnp.take(self.mean, first, axis=0), 0.0)
+        return JointMarginals(mean, jnp.where(kept[:, None] & kept, spread, 0.0))
+
 
 @runtime_checkable
 class Reduction(Protocol):
@@ -413,9 +428,12 @@ def semidefinite_cholesky(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"
 
 
 def positive_part(blocks: Float[Array, "N C C"]) -> tuple[Float[Array, "N C C"], Int[Array, ""]]:
-    """Blocks [N, C, C] with negative eigenvalues set to 0, and how many there were; derivatives pass unclipped."""
+    """Blocks [N, C, C] with negative eigenvalues set to 0, and how many there were; derivatives pass unclipped.
+
+    What is negative by rounding alone is not counted.
+    """
     values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(blocks))
-    floor = -blocks.shape[-1] * jnp.finfo(blocks.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
+    floor = -10 * blocks.shape[-1] * jnp.finfo(blocks.dtype).eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True)
     missing = jnp.where(values < 0, values, 0.0)
     excess = jnp.einsum("nci,ni,ndi->ncd", vectors, missing, vectors)
     return blocks - excess, jnp.sum(values < floor)

@@ -72,10 +72,7 @@ class GaussHermite:
             raise ValueError(
                 f"GaussHermite is a product rule for at most 3 classes, got {classes}; use MonteCarlo or Exact"
             )
-        nodes, weights = np.polynomial.hermite_e.hermegauss(self.order)
-        grid = np.stack(np.meshgrid(*[nodes] * classes, indexing="ij"), -1).reshape(-1, classes)
-        product = np.prod(np.meshgrid(*[weights / weights.sum()] * classes, indexing="ij"), axis=0).reshape(-1)
-        return Points(jnp.asarray(grid, dtype), jnp.asarray(product, dtype))
+        return product_rule(self.order, classes, dtype)
 
 
 @dataclass(frozen=True)
@@ -93,6 +90,14 @@ def _sobol(count: int, classes: int) -> np.ndarray:
     from scipy.stats import qmc
 
     return qmc.Sobol(classes, scramble=False).random_base2(math.ceil(math.log2(count)))[:count]
+
+
+def product_rule(order: int, dimensions: int, dtype: DTypeLike) -> Points:
+    """Product Gauss-Hermite rule for N(0, I): order^dimensions nodes."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(order)
+    grid = np.stack(np.meshgrid(*[nodes] * dimensions, indexing="ij"), -1).reshape(-1, dimensions)
+    product = np.prod(np.meshgrid(*[weights / weights.sum()] * dimensions, indexing="ij"), axis=0).reshape(-1)
+    return Points(jnp.asarray(grid, dtype), jnp.asarray(product, dtype))
 
 
 def expect(function: Callable[[Array], Array], marginals: Marginals | JointMarginals, points: Points) -> Array:

@@ -25,7 +25,7 @@ class Marginals(NamedTuple):
 
     def covariance_blocks(self) -> Float[Array, "N C C"]:
         """Covariance of the classes at every point: diagonal."""
-        return self.variance.T[:, :, None] * jnp.eye(self.variance.shape[0], dtype=self.variance.dtype)
+        return _diagonal_blocks(self.variance)
 
 
 class Sites(NamedTuple):
@@ -45,6 +45,10 @@ class Sites(NamedTuple):
     def times(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """W f."""
         return self.precision * f
+
+    def blocks(self) -> Float[Array, "N C C"]:
+        """W as a diagonal matrix for every point."""
+        return _diagonal_blocks(self.precision)
 
     def noise(self, key: Key[Array, ""]) -> Float[Array, "C N"]:
         """A draw of N(0, W); 0 where W = 0."""
@@ -94,6 +98,10 @@ class AnySites(Protocol):
 
     def times(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """The precision times f."""
+        ...
+
+    def blocks(self) -> Float[Array, "N C C"]:
+        """The precision of every point."""
         ...
 
     def noise(self, key: Key[Array, ""]) -> Float[Array, "C N"]:
@@ -293,6 +301,11 @@ def log_determinant(cholesky: Array) -> Array:
 def apply_covariance(covariance: Array, values: Array) -> Array:
     """K values [C, N] for every class; K is [N, N] or [C, N, N]."""
     return jnp.squeeze(covariance @ values[..., None], -1)
+
+
+def _diagonal_blocks(values: Array) -> Array:
+    """A diagonal matrix [C, C] for every point of values [C, N]."""
+    return values.T[:, :, None] * jnp.eye(values.shape[0], dtype=values.dtype)
 
 
 def _solve(cholesky: Array, right: Array) -> Array:

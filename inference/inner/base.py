@@ -71,12 +71,14 @@ class Traits(NamedTuple):
 
     differentiable_sites: its sites are an explicit function of the likelihood's parameters, so that no gradient is
     stopped at them. evidence_value: `log_evidence` approximates log p(y) and its total derivative means something;
-    elsewhere it is a gradient at fixed sites. sampled: states are draws of a chain.
+    elsewhere it is a gradient at fixed sites. free_sites: its sites are numbers of their own, in which the likelihood's
+    parameters do not appear, so that log Z has no gradient in those. sampled: states are draws of a chain.
     """
 
     name: str
     differentiable_sites: bool = False
     evidence_value: bool = False
+    free_sites: bool = False
     sampled: bool = False
 
 

@@ -13,7 +13,10 @@ directions of large output scales; a precision that such a step would make negat
 the ELBO is refused and retried at half its length. Each step costs one factorisation and one gradient, refused or not.
 
 With `covariance="block"` q couples the classes of a point: g_v is the gradient in the covariance [C, C] of each point,
-W^ and the sites are blocks, no step is longer than 1, so that they stay positive semi-definite.
+W^ and the sites are blocks, no step is longer than 1, so that they stay positive semi-definite. A likelihood that knows
+differences of logits only is shown those alone, so that W^ is 0 along their common shift, sampled or not.
+
+With `curvature="expected"` W^ is the mean over the nodes of the likelihood's own curvature, never negative.
 """
 
 from functools import partial
@@ -29,6 +32,7 @@ from inference.inner.base import (
     Info,
     Mask,
     Traits,
+    classes_of,
     expected_data,
     finite_code,
     gaussian_posterior,
@@ -39,9 +43,9 @@ from inference.inner.base import (
     sites_held,
 )
 from models.block_gaussian import BlockSites, JointMarginals, positive_part, zero_block_sites
-from models.expectations import ExpectationRule, MonteCarlo, Points
+from models.expectations import Exact, ExpectationRule, MonteCarlo, Points, expect
 from models.gaussian import GaussianPrior, Marginals, Sites, condition, log_normaliser, zero_sites
-from models.likelihoods.base import Likelihood
+from models.likelihoods.base import Likelihood, SmoothLikelihood
 
 FIRST_STEP = 0.2  # of 0.1, 0.2, 0.3, 0.5 and 1 the one with the smallest gap after 3 and 5 steps, on average
 SHORTEST_STEP, LONGEST_STEP = 0.02, 8.0
@@ -67,29 +71,33 @@ def cvi(
     *,
     rho: float | None = None,
     covariance: str = "diagonal",
+    curvature: str = "gradient",
     expectation: ExpectationRule | None = None,
 ) -> InferenceKernel:
     """Conjugate-computation VI for any tier-1 likelihood.
 
     rho: None chooses every step's length; a number in (0, 1] is used as it is, without a safeguard (as published).
     covariance: "diagonal" sites, or "block" ones for a q in which the classes of a point are dependent; those are dense
-    and limited to N C = 4,000. expectation: rule for E_q[log p(y | f)]; default MonteCarlo(256), which leaves 0.05 to
-    0.4 nats against Exact(). Raises TypeError for an object that is no likelihood, ValueError for rho outside (0, 1]
-    and for other covariances.
+    and limited to N C = 4,000. curvature: W^ from the "gradient" of the bound's own estimate, with which alone the
+    fixed point is stationary, or "expected": the mean over the nodes of the curvature of the likelihood's
+    `local_sites`, never negative. expectation: rule for E_q[log p(y | f)]; default MonteCarlo(256), which leaves 0.05
+    to 0.4 nats against Exact(). Raises TypeError for an object that is no likelihood, or for a curvature that it does
+    not offer, ValueError for rho outside (0, 1] and for other words.
     """
     require(isinstance(likelihood, Likelihood), "cvi", likelihood, "log_prob, expected_log_prob and predict")
     if rho is not None and not 0 < rho <= 1:
         raise ValueError(f"rho must lie in (0, 1], got {rho}; None chooses it at every step")
     if covariance not in ("diagonal", "block"):
         raise ValueError(f'covariance must be "diagonal" or "block", got {covariance!r}')
-    block = covariance == "block"
     rule = MonteCarlo() if expectation is None else expectation
+    _check_curvature(curvature, likelihood, rule)
+    block, expected = covariance == "block", curvature == "expected"
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CVIState:
         points = rule.points(key, prior.mean.shape[0], prior.mean.dtype)
         first = jnp.asarray(FIRST_STEP if rho is None else rho, prior.mean.dtype)
         start = zero_block_sites(prior) if block else zero_sites(prior)
-        target, data, _, _ = _target(likelihood, prior_marginals_like(start, prior), y, mask, points)
+        target, data, _, _ = _target(likelihood, expected, prior_marginals_like(start, prior), y, mask, points)
         return CVIState(start, target, data, jnp.full_like(data, jnp.inf), first, points)
 
     def step(
@@ -99,7 +107,7 @@ def cvi(
         direction = _subtract(state.target, state.sites)
         proposal = _add(state.sites, state.rho, direction)
         posterior = condition(prior, proposal)
-        target, data, slope, clipped = _target(likelihood, posterior.marginals, y, mask, state.points)
+        target, data, slope, clipped = _target(likelihood, expected, posterior.marginals, y, mask, state.points)
         elbo = data - posterior.kl
         if rho is not None:
             accepted, following = jnp.asarray(True), state.rho
@@ -116,31 +124,85 @@ def cvi(
         return state, Info(state.elbo, state.residual, finite_code(elbo, *proposal), clipped)
 
     def elbo(state: CVIState, posterior: Any, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
-        return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl
+        return _data(likelihood, posterior.marginals, y, mask, state.points) - posterior.kl
 
     def log_evidence(state: CVIState, prior: GaussianPrior) -> Float[Array, ""]:
         return log_normaliser(prior, state.sites)
 
     def update(state: CVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Any:
-        return _target(likelihood, condition(prior, state.sites).marginals, y, mask, state.points)[0]
+        return _target(likelihood, expected, condition(prior, state.sites).marginals, y, mask, state.points)[0]
 
     fixed_point = FixedPoint(lambda state: state.sites, lambda state, sites: state._replace(sites=sites), update)
-    return InferenceKernel(init, step, sites_held, gaussian_posterior, elbo, log_evidence, Traits("cvi"), fixed_point)
+    traits = Traits("cvi", free_sites=True)
+    return InferenceKernel(init, step, sites_held, gaussian_posterior, elbo, log_evidence, traits, fixed_point)
+
+
+def _check_curvature(curvature: str, likelihood: Likelihood, rule: ExpectationRule) -> None:
+    if curvature not in ("gradient", "expected"):
+        raise ValueError(f'curvature must be "gradient" or "expected", got {curvature!r}')
+    if curvature == "gradient":
+        return
+    if not isinstance(likelihood, SmoothLikelihood):
+        raise TypeError(
+            f'curvature="expected" needs local_sites; {type(likelihood).__name__} offers none: use "gradient"'
+        )
+    if isinstance(rule, Exact):
+        raise ValueError('curvature="expected" is a mean over nodes, of which Exact has none: use "gradient"')
 
 
 def _target(
-    likelihood: Likelihood, marginals: Marginals | JointMarginals, y: Array, mask: Mask | None, points: Points | None
+    likelihood: Likelihood,
+    expected: bool,
+    marginals: Marginals | JointMarginals,
+    y: Array,
+    mask: Mask | None,
+    points: Points | None,
 ) -> tuple[Any, Array, Array, Array]:
     """Target sites (C1), E_q[log p(y | f)], its slope g_m [C, N], and how many precisions were clipped at 0."""
-    value, (slope, curvature) = jax.value_and_grad(lambda q: expected_data(likelihood, y, q, points, mask))(marginals)
+    value, (slope, gradient) = jax.value_and_grad(lambda q: _data(likelihood, q, y, mask, points))(marginals)
     if isinstance(marginals, JointMarginals):
-        precision, clipped = positive_part(-(curvature + jnp.swapaxes(curvature, 1, 2)))
+        blocks = -(gradient + jnp.swapaxes(gradient, 1, 2))
+        blocks = _expected_blocks(likelihood, marginals, y, mask, points) if expected else blocks
+        precision, clipped = positive_part(blocks)
         sites: Any = BlockSites(slope, precision)
         sites = sites._replace(shift=slope + sites.times(marginals.mean))
     else:
-        precision, clipped = jnp.maximum(-2 * curvature, 0.0), jnp.sum(curvature > 0)
+        curvature = -2 * gradient
+        if expected:
+            blocks = _expected_blocks(likelihood, marginals, y, mask, points)
+            curvature = jnp.diagonal(blocks, axis1=1, axis2=2).T
+        precision, clipped = jnp.maximum(curvature, 0.0), jnp.sum(curvature < 0)
         sites = Sites(slope + precision * marginals.mean, precision)
     return mask_sites(sites, mask), value, slope, clipped
+
+
+def _data(
+    likelihood: Likelihood, marginals: Marginals | JointMarginals, y: Array, mask: Mask | None, points: Points | None
+) -> Array:
+    """E_q log p(y | f), summed over the real points."""
+    return expected_data(likelihood, y, _seen(likelihood, marginals, mask), points, mask)
+
+
+def _seen(
+    likelihood: Likelihood, marginals: Marginals | JointMarginals, mask: Mask | None
+) -> Marginals | JointMarginals:
+    """What the likelihood knows of q: of coupled classes the differences, if it knows those only."""
+    if isinstance(marginals, JointMarginals) and likelihood.prior_mean is None:
+        return marginals.differences(classes_of(mask))
+    return marginals
+
+
+def _expected_blocks(
+    likelihood: Any, marginals: Marginals | JointMarginals, y: Array, mask: Mask | None, points: Points | None
+) -> Array:
+    """E_q of the local curvature, [N, C, C]."""
+    if points is None:
+        raise ValueError('curvature="expected" is a mean over nodes, and the expectation rule gave none')
+
+    def blocks(f: Array) -> Array:
+        return likelihood.local_sites(y, f, classes_of(mask)).blocks()
+
+    return expect(blocks, _seen(likelihood, marginals, mask), points)
 
 
 def _residual(posterior: Any, sites: Any, slope: Array, target: Any) -> Array:

@@ -63,7 +63,11 @@ def elbo(key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: Pro
 def evidence(
     key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: Process, task: EmbeddedTask
 ) -> Outcome:
-    """(E2) log evidence of the merged task's sites; where that is a gradient only, its value is that of (E1)."""
+    """(E2) log evidence of the merged task's sites; where that is a gradient only, its value is that of (E1).
+
+    Sites in which the likelihood's parameters do not appear (`cvi`) leave log Z without a gradient in them: those are
+    learned by (E1) at fixed q.
+    """
     del likelihood
     prior, y = _merged(process, task)
     fitted = inner.hypergradient(key, inner.kernel, prior, y, None, inner.steps)
@@ -71,8 +75,11 @@ def evidence(
         raise ValueError(f"inference {inner.kernel.traits.name} has no sites, so it has no evidence")
     value = inner.kernel.log_evidence(fitted.state, prior)
     if not inner.kernel.traits.evidence_value:
-        bound = inner.kernel.elbo(fitted.state, fitted.posterior, y, None)
-        value = value + jax.lax.stop_gradient(bound - value)
+        held = jax.lax.stop_gradient(fitted.posterior)  # so that the bound is a function of those parameters alone
+        bound = inner.kernel.elbo(fitted.state, held, y, None)
+        if not inner.kernel.traits.free_sites:
+            bound = jax.lax.stop_gradient(bound)
+        value = value - jax.lax.stop_gradient(value) + bound
     return Outcome(value, len(y), fitted.info)
 
 

@@ -1,6 +1,6 @@
 """Label regression (DKT): each one-versus-rest label, coded as -1 or 1, is regressed with Gaussian noise."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import jax
@@ -19,12 +19,18 @@ from models.likelihoods.base import one_hot
 class LabelRegression:
     """Density prod_c N(2 Y_c - 1; f_c, s2), with noise variance s2.
 
-    Class probabilities are that density normalised over the label: softmax over k of 2 m_k / (v_k + s2).
+    rule: class probabilities from the "density" normalised over the label (R5), or by the published "sigmoid" of every
+    posterior mean (R6). Raises ValueError for other rules.
     """
 
     noise: float | Float[Array, ""] = 0.1
+    rule: str = field(default="density", metadata={"static": True})
 
     prior_mean: ClassVar[float | None] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rule not in ("density", "sigmoid"):
+            raise ValueError(f'rule must be "density" or "sigmoid", got {self.rule!r}')
 
     def parameters(self) -> dict[str, float | Array]:
         """log s2."""
@@ -65,9 +71,11 @@ class LabelRegression:
     def predict(
         self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, "Q C"]:
-        """softmax_k 2 m_k / (v_k + s2); the key is not used."""
+        """softmax_k 2 m_k / (v_k + s2), or s(m_k) / sum_c s(m_c); the key is not used."""
         del key
         logits = 2 * marginals.mean / (marginals.variance + self.noise)
+        if self.rule == "sigmoid":
+            logits = jax.nn.log_sigmoid(marginals.mean)
         return jax.nn.softmax(logits if classes is None else jnp.where(classes[:, None], logits, -jnp.inf), axis=0).T
 
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:

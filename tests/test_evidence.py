@@ -1,0 +1,124 @@
+"""The judges: annealed importance sampling and quadrature against closed forms, and every bound below the evidence."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cells import CLASSES, each_deterministic_cell, fitting, kernel_for, sampled_nodes
+from problems import double, problem
+
+from inference.evidence import annealed_evidence, quadrature_evidence
+from models import LIKELIHOODS
+from models.expectations import GaussHermite
+from models.likelihoods import LabelRegression
+
+KEY = jax.random.key(0)
+
+
+@functools.cache
+def annealing(name, particles=128, steps=60):
+    """Compiled once for each likelihood, precision and shape."""
+    return jax.jit(
+        lambda key, prior, y: annealed_evidence(key, prior, LIKELIHOODS[name](), y, particles=particles, steps=steps)
+    )
+
+
+def exact_evidence(task, likelihood):
+    """log N(coded labels; a, K + s2 I), summed over the classes."""
+    prior = jax.device_get(task.prior)
+    noisy = np.asarray(prior.covariance, np.float64) + likelihood.noise * np.eye(len(task.y))
+    error = np.asarray(likelihood.observed(task.y, len(prior.mean)) - prior.mean, np.float64)
+    quadratic = np.sum(error * np.linalg.solve(noisy, error.T).T)
+    return -0.5 * (quadratic + len(error) * np.linalg.slogdet(2 * np.pi * noisy)[1])
+
+
+def evidence_of(name, task, **settings):
+    """log p(y) and the error of what is known of it."""
+    likelihood = LIKELIHOODS[name]()
+    if name == "gaussian":
+        return exact_evidence(task, likelihood), 0.0
+    found = annealing(name, **settings)(jax.random.key(8), task.prior, task.y)
+    assert found.effective > 10
+    return found.value, found.error
+
+
+@double
+def test_quadrature_is_exact_for_a_gaussian_likelihood():
+    task, likelihood = problem(0, classes=2, points=2, scale=1.0), LabelRegression(noise=1.0)
+    value = jax.jit(lambda: quadrature_evidence(task.prior, likelihood, task.y))()
+    np.testing.assert_allclose(value, exact_evidence(task, likelihood), rtol=1e-8)
+    with pytest.raises(ValueError, match="at most 4 latents, got 9; use annealed_evidence"):
+        quadrature_evidence(problem(0, classes=3, points=3).prior, likelihood, task.y)
+
+
+def test_annealing_finds_the_closed_form_of_a_gaussian_likelihood():
+    task, likelihood = problem(1, classes=3, points=5, scale=1.0), LabelRegression(noise=1.0)
+    found = jax.jit(lambda key: annealed_evidence(key, task.prior, likelihood, task.y, particles=256, steps=60))(
+        jax.random.key(0)
+    )
+    assert found.error < 0.2
+    assert abs(found.value - exact_evidence(task, likelihood)) < 4 * found.error
+
+
+@pytest.mark.parametrize("name", ["softmax", *(pytest.param(other, marks=pytest.mark.slow) for other in LIKELIHOODS)])
+def test_annealing_finds_what_quadrature_finds(name):
+    task = problem(2, classes=2, points=2, scale=10.0)
+    found = annealing(name)(jax.random.key(1), task.prior, task.y)
+    expected = quadrature_evidence(task.prior, LIKELIHOODS[name](), task.y, order=30)
+    print(f"{name}: {found.value:.4f} +- {found.error:.4f} by annealing, {expected:.4f} by quadrature")
+    assert found.error < 0.1 and abs(found.value - expected) < 4 * found.error
+
+
+@functools.cache
+def bounds(inference, likelihood):
+    """Compiled once for each cell: the bound of a fit with and without augmentation, over many nodes.
+
+    Its own estimate, over the few nodes that it was raised on, can lie above them.
+    """
+
+    @jax.jit
+    def both(y, marginals, own_bound, points):
+        model = LIKELIHOODS[likelihood]()
+        many = jnp.sum(model.expected_log_prob(y, marginals, GaussHermite(16).points(KEY, CLASSES, own_bound.dtype)))
+        few = jnp.sum(model.expected_log_prob(y, marginals, points))
+        return many, many - few
+
+    return both
+
+
+def check_bounds(inference, likelihood, task, steps=None):
+    """No bound lies above log p(y) by more than 4 of its standard errors, nor an augmented one above the other."""
+    points = sampled_nodes()
+    state, info, marginals, _ = fitting(inference, likelihood, steps)(*task, points)
+    many, correction = bounds(inference, likelihood)(task.y, marginals, info.elbo[-1], points)
+    value, error = evidence_of(likelihood, task)
+    own = info.elbo[-1]
+    if inference == "cavi":  # its bound is closed and augmented
+        plain = many - kernel_for(inference, LIKELIHOODS[likelihood]()).posterior(state, task.prior).kl
+        assert own <= plain + 1e-9
+    else:
+        plain = own + correction
+    print(f"{inference}, {likelihood}: {plain:.4f} (its own {own:.4f}), log p(y) = {value:.4f} +- {error:.4f}")
+    assert plain <= value + 4 * error + 1e-9
+    return value - plain
+
+
+@double
+@each_deterministic_cell
+def test_no_bound_exceeds_the_evidence(inference, likelihood):
+    check_bounds(inference, likelihood, problem(1, kernel="linear"))
+
+
+@pytest.mark.slow
+@double
+@each_deterministic_cell
+def test_no_bound_exceeds_the_evidence_on_more_tasks(inference, likelihood):
+    """Run to convergence, at three output scales; the exact posterior of label regression has no gap."""
+    for seed in range(12):
+        task = problem(seed, kernel="linear", scale=(1.0, 4.0, 30.0)[seed % 3])
+        steps = 400 if inference == "gradient" else 60
+        gap = check_bounds(inference, likelihood, task, steps)
+        if inference == "exact":
+            assert abs(gap) < 1e-8

@@ -1,0 +1,72 @@
+"""Class probabilities from posteriors: one query at a time, mixtures, absent classes, temperature."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from cells import product_nodes, start
+from problems import FixedPoints, problem
+
+from inference.inner import cvi, gibbs, run
+from inference.predictive import predict, temper
+from models import LIKELIHOODS
+from models.gaussian import Query
+from models.likelihoods import OneVsEach, Softmax
+
+
+@pytest.fixture(scope="module")
+def posterior():
+    task, kernel = problem(15), cvi(Softmax(), expectation=FixedPoints(product_nodes()))
+    return task, jax.jit(lambda: run(*start(task)[:1], kernel, *start(task)[1:], steps=4))()
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_a_query_does_not_depend_on_the_others(posterior, likelihood):
+    task, fitted = posterior
+    predicted = jax.jit(lambda query: predict(jax.random.key(1), LIKELIHOODS[likelihood](), fitted, query))
+    junk = Query(task.query.mean.at[:, 1:].set(30.0), task.query.cross.at[1:].set(-3.0), task.query.variance + 1.0)
+    junk = junk._replace(variance=junk.variance.at[0].set(task.query.variance[0]))
+    np.testing.assert_array_equal(predicted(task.query)[0], predicted(junk)[0])
+    alone = Query(task.query.mean[:, :1], task.query.cross[:1], task.query.variance[:1])
+    np.testing.assert_allclose(predicted(alone)[0], predicted(task.query)[0], rtol=1e-5)
+    assert not np.allclose(predicted(task.query)[1], predicted(junk)[1])
+
+
+def test_prediction_is_that_of_the_query_marginals_and_of_existing_classes(posterior):
+    task, fitted = posterior
+    real = jnp.asarray([True, True, False])
+
+    @jax.jit
+    def both_ways(query):
+        by_hand = Softmax().predict(jax.random.key(2), fitted.predict(query), real)
+        return predict(jax.random.key(2), Softmax(), fitted, query, real), by_hand
+
+    probabilities, by_hand = both_ways(task.query)
+    np.testing.assert_allclose(probabilities, by_hand, rtol=1e-6)
+    np.testing.assert_allclose(probabilities.sum(1), 1.0, rtol=1e-5)
+    assert (probabilities[:, 2] == 0).all()
+
+
+def test_tempering_changes_confidence_and_not_the_order():
+    probabilities = jnp.asarray([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0]])
+    np.testing.assert_allclose(temper(probabilities, 1.0), probabilities, atol=1e-6)
+    squared = np.square([0.7, 0.2, 0.1])
+    np.testing.assert_allclose(temper(probabilities, 0.5)[0], squared / squared.sum(), rtol=1e-5)
+    flat = temper(probabilities, 100.0)
+    assert np.isfinite(flat).all() and (np.argsort(flat[0]) == np.argsort(probabilities[0])).all()
+    assert flat[0].max() < 0.35
+
+
+def test_a_mixture_of_composite_densities_is_normalised_once():
+    """(O12): the mean over the chains of E[OVE_k], then normalised; not the mean of what each chain predicts."""
+    task, likelihood = problem(5, scale=10.0), OneVsEach(prediction_draws=4096)
+    kernel = gibbs(likelihood, chains=4)
+    posterior = run(jax.random.key(0), kernel, task.prior, task.y, steps=2)
+    value = predict(jax.random.key(1), likelihood, posterior, task.query)
+    marginals = posterior.predict(task.query)
+    chains = [jax.tree.map(lambda leaf, chain=chain: leaf[chain], marginals) for chain in range(4)]
+    densities = np.stack([likelihood.expected_density(jax.random.key(2), chain) for chain in chains])
+    once = densities.mean(0) / densities.mean(0).sum(1, keepdims=True)
+    each = np.mean(densities / densities.sum(2, keepdims=True), axis=0)
+    assert np.abs(value - once).max() < 5e-3 < 2 * np.abs(each - once).max()
+    assert np.abs(value - once).max() < 0.5 * np.abs(value - each).max()
