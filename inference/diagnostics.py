@@ -4,6 +4,7 @@ The only file that imports ArviZ: 0.23 (InferenceData), which Python 3.11 gets, 
 """
 
 import contextlib
+import importlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
+from scipy.special import logsumexp
 
 from inference.inner.base import InferenceKernel
 from inference.inner.gibbs import Mixture
@@ -51,12 +53,13 @@ STATISTICS = {"num_steps": "n_steps", "accept_prob": "acceptance_rate", "log_lik
 
 
 class LeaveOneOut(NamedTuple):
-    """PSIS-LOO: expected log predictive density and its error, effective parameters, k-hat of every point [N]."""
+    """PSIS-LOO: expected log predictive density and its error, effective parameters; k-hat and elpd of points [N]."""
 
     elpd: float
     se: float
     parameters: float
     pareto_k: np.ndarray
+    pointwise: np.ndarray
 
 
 def to_arviz(
@@ -111,13 +114,57 @@ def summary_table(data: Any, var_names: tuple[str, ...] = ("f",)) -> Any:
 def psis_loo(data: Any) -> LeaveOneOut:
     """Pareto-smoothed importance-sampling leave-one-out (Vehtari, Gelman & Gabry 2017) of `to_arviz`'s data.
 
-    A density that is not normalised over y (one-vs-each) gives a composite score, not to be compared with others.
+    A density that is not normalised over y (one-vs-each), or not one of labels (label regression), gives a score that
+    cannot be compared with others: see `label_loo`.
     """
     with _quiet():  # about large k-hats: they are returned, point by point
         result = arviz.loo(data, pointwise=True, var_name="y", reff=1.0)
     old = hasattr(result, "elpd_loo")
     elpd, parameters = (result.elpd_loo, result.p_loo) if old else (result.elpd, result.p)
-    return LeaveOneOut(float(elpd), float(result.se), float(parameters), np.asarray(result.pareto_k))
+    pointwise = result.loo_i if old else result.elpd_i
+    return LeaveOneOut(
+        float(elpd), float(result.se), float(parameters), np.asarray(result.pareto_k), np.asarray(pointwise)
+    )
+
+
+def label_loo(data: Any, likelihood: Likelihood) -> LeaveOneOut:
+    """PSIS-LOO of the probability of every label, which is the same quantity for every likelihood.
+
+    log p(y_n | others) - log sum_k p(k | others), both over the draws with the same smoothed weights: equal to
+    `psis_loo` where the density is normalised over the label; it makes a composite one, and that of coded labels,
+    comparable. The effective parameters are those of `psis_loo`.
+    """
+    own, f = np.asarray(data["log_likelihood"]["y"], np.float64), jnp.asarray(np.asarray(data["posterior"]["f"]))
+    labels = jnp.arange(f.shape[2])[:, None] + jnp.zeros(f.shape[3], jnp.int32)
+
+    def densities(latent: Array) -> Array:
+        return jax.vmap(lambda label: likelihood.log_prob(label, latent))(labels)
+
+    every = jax.lax.map(densities, f.reshape(-1, *f.shape[2:]), batch_size=256)
+    log_weights = _smoothed_log_weights(own.reshape(-1, own.shape[-1]))
+    chosen = logsumexp(log_weights + own.reshape(log_weights.shape), axis=0)
+    total = logsumexp(log_weights[:, None] + np.asarray(every, np.float64), axis=(0, 1))
+    plain, pointwise = psis_loo(data), chosen - total
+    error = float(np.sqrt(len(pointwise) * np.var(pointwise)))
+    return LeaveOneOut(float(pointwise.sum()), error, plain.parameters, plain.pareto_k, pointwise)
+
+
+def _smoothed_log_weights(log_likelihood: Float[np.ndarray, "D N"]) -> Float[np.ndarray, "D N"]:
+    """Pareto-smoothed log weights 1 / p(y_n | f) of every point."""
+    with _quiet():
+        if hasattr(arviz, "psislw"):  # 0.23
+            return np.asarray(arviz.psislw(-log_likelihood.T)[0]).T
+        # 1.x; its releases may differ in the sign of what they are given.
+        array_stats = importlib.import_module("arviz_stats.base").array_stats
+        found = [np.asarray(array_stats.psislw(sign * log_likelihood.T, axis=-1)[0]).T for sign in (1.0, -1.0)]
+    falling = [np.sum((weights - weights.mean(0)) * log_likelihood) for weights in found]
+    return found[int(np.argmin(falling))]
+
+
+def probabilities(data: Any) -> Float[np.ndarray, "Q C"]:
+    """p(y_* = k | data) from the group `predictions`: mean density over the draws, normalised over the labels."""
+    density = np.asarray(data["predictions"]["density"], np.float64).mean((0, 1))
+    return density / density.sum(1, keepdims=True)
 
 
 def pareto_k(

@@ -1,16 +1,19 @@
 """ArviZ data of every kind of posterior, k-hat and PSIS-LOO, against closed forms."""
 
+import re
+
 import jax
 import numpy as np
 import pytest
 from numpyro.infer import MCMC
 from problems import double, problem
-from scipy.special import logsumexp
+from scipy.special import log_softmax, logsumexp
 from scipy.stats import norm
 
 from inference import diagnostics
 from inference.diagnostics import (
     draw_latents,
+    label_loo,
     log_ratios,
     pareto_k,
     pareto_k_of,
@@ -171,12 +174,13 @@ def test_k_hat_of_a_known_tail():
     assert pareto_k_of(np.array([0.0, np.nan] * 100)) == np.inf
 
 
-@pytest.mark.slow
 def test_loo_of_label_regression_is_the_closed_form():
+    """Its density, and that normalised over the labels (R5)."""
     task = problem(0, points=8, scale=1.0)
     likelihood = LabelRegression(noise=1.0)
     q = condition(task.prior, exact(likelihood).init(jax.random.key(0), task.prior, task.y, None).sites)
-    found = psis_loo(to_arviz(jax.random.key(1), q, likelihood, task.prior, task.y, draws=4000))
+    data = to_arviz(jax.random.key(1), q, likelihood, task.prior, task.y, draws=4000)
+    found, of_labels = psis_loo(data), label_loo(data, likelihood)
     coded = np.asarray(likelihood.observed(task.y, 3), np.float64)
     total = np.asarray(task.prior.covariance, np.float64) + np.eye(8)
     inverse = np.linalg.inv(total)
@@ -184,6 +188,20 @@ def test_loo_of_label_regression_is_the_closed_form():
     mean = coded - (coded - task.prior.mean) @ inverse * variance
     np.testing.assert_allclose(found.elpd, norm.logpdf(coded, mean, np.sqrt(variance)).sum(), atol=0.3)
     assert found.pareto_k.shape == (8,) and found.pareto_k.max() < 1 and found.se > 0 and found.parameters > 0
+    labels = log_softmax(2 * mean / variance, axis=0)[task.y, np.arange(8)]
+    np.testing.assert_allclose(of_labels.pointwise, labels, atol=0.1)
+    np.testing.assert_allclose(of_labels.elpd, labels.sum(), atol=0.2)
+
+
+@pytest.mark.slow
+def test_loo_of_labels_is_psis_loo_for_a_density_that_is_normalised():
+    task = problem(0, points=5)
+    data = to_arviz(jax.random.key(1), fitted("cvi", task)[3], Softmax(), task.prior, task.y)
+    found, of_labels = psis_loo(data), label_loo(data, Softmax())
+    np.testing.assert_allclose(of_labels.pointwise, found.pointwise, rtol=1e-4)
+    np.testing.assert_allclose([of_labels.elpd, of_labels.se], [found.elpd, found.se], rtol=1e-4)
+    one_vs_each = label_loo(to_arviz(jax.random.key(1), fitted("cavi", task)[3], OneVsEach(), *task[:2]), OneVsEach())
+    assert (one_vs_each.pointwise < 0).all()
 
 
 def test_samples_without_latents_are_refused():
@@ -204,7 +222,7 @@ def test_samples_without_latents_are_refused():
 def test_the_runner_writes_data_tables_and_plots(tiny_run, tiny_data, tmp_path, capfd):
     out = tmp_path / "out"
     flags = [str(tiny_run.path), "--out", str(out), "--data-root", tiny_data, "--query", "4"]
-    assert diagnose.command_line([*flags, "--draws", "400"]) == 0
+    assert diagnose.command_line([*flags, "--draws", "400", "--compare", "gaussian"]) == 0
     plots = {f"{name}.png" for name in ("trace", "rank", "forest", "elbo", "predictive")}
     assert {path.name for path in out.iterdir()} == plots | {"own.nc", "own.csv", "nuts.nc", "nuts.csv"}
     data = diagnostics.load(out / "nuts.nc")
@@ -212,10 +230,12 @@ def test_the_runner_writes_data_tables_and_plots(tiny_run, tiny_data, tmp_path, 
     assert {"lp", "n_steps", "acceptance_rate"} <= set(data["sample_stats"].data_vars)
     printed = capfd.readouterr().out
     assert "One 3-way 1-shot task of omniglot (seed 0), likelihood softmax" in printed
-    assert "PSIS-LOO" in printed and "\nnuts " in printed and "\ncvi (the run's own) " in printed
+    assert "PSIS-LOO of labels" in printed and "\nnuts " in printed and "\ncvi (the run's own) " in printed
+    assert re.search(r"\ngaussian +exact ", printed)
     for more, message in (
         ([], "expected --out to be a new or empty folder"),
         (["--draws", "10"], "--draws must be at least 400"),
+        (["--compare", "probit"], "--compare: expected all, none, or some of softmax"),
         (["--way", "9", "--out", str(tmp_path / "other")], "expected at least 9 classes"),
     ):
         with pytest.raises(SystemExit) as stopped:

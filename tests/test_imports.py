@@ -16,7 +16,11 @@ ALLOWED = {
     "runners": {"models", "inference", "evaluation", "tasks", "runners"},
     "tasks": {"tasks"},
 }
-DIAGNOSTICS = {"inference/diagnostics.py", "runners/diagnose.py"}  # may import arviz
+# May import arviz, and matplotlib.
+DIAGNOSTICS = {
+    "inference/diagnostics.py",
+    *(f"runners/{name}.py" for name in ("diagnose", "diagnosis", "diagnosis_plots")),
+}
 
 
 def imported_modules(source):
