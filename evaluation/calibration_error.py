@@ -18,17 +18,17 @@ BINS = 15
 class Bins(NamedTuple):
     """Predictions "the label is c", sorted into B bins; those not judged have the cell B.
 
-    cell [E, Q, C] is the bin of each; count and predicted [E, B] are the number and the sum of the probabilities of
+    cell [E, Q, C] is the bin of each; counts and predicted [E, B] are the number and the sum of the probabilities of
     what the bins hold of each episode.
     """
 
     cell: np.ndarray
-    count: np.ndarray
+    counts: np.ndarray
     predicted: np.ndarray
 
     def gaps(self, labels: np.ndarray) -> np.ndarray:
         """Predictions that come true under labels [E, Q], less the sum of their probabilities: [E, B]."""
-        return _by_episode(of_labels(self.cell, labels), self.count.shape[1]) - self.predicted
+        return _by_episode(of_labels(self.cell, labels), self.counts.shape[1]) - self.predicted
 
 
 class BrierDecomposition(NamedTuple):
@@ -99,7 +99,7 @@ def brier_decomposition(probabilities: Probabilities, labels: Labels, bins: int 
     """
     p, y = checked(probabilities, labels)
     held = class_wise(p, bins)
-    count, queries = held.count.sum(0), y.size
+    count, queries = held.counts.sum(0), y.size
     predicted = held.predicted.sum(0) / np.maximum(count, 1)
     observed = predicted + held.gaps(y).sum(0) / np.maximum(count, 1)
     base = np.bincount(y.ravel(), minlength=p.shape[-1]) / queries
@@ -178,7 +178,7 @@ ERRORS: Mapping[str, tuple[Callable[[np.ndarray, int], Bins], Callable[[np.ndarr
 def _error(binned: Callable, error: Callable, probabilities: Probabilities, labels: Labels, bins: int) -> float:
     p, y = checked(probabilities, labels)
     held = binned(p, bins)
-    return float(error(held.gaps(y), held.count))
+    return float(error(held.gaps(y), held.counts))
 
 
 def _equal_width(p: np.ndarray, bins: int) -> np.ndarray:

@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float
 from scipy.stats import rankdata
 
 from evaluation.calibration_error import BINS, ERRORS, brier_decomposition, equal_width, mean_gap
+from evaluation.calibration_error import ece as ece
+from evaluation.calibration_error import mce as mce
 from evaluation.predictions import Labels, Probabilities, checked, confidence_and_right, of_labels
 from evaluation.resampling import Interval, bootstrap, floors
 
@@ -147,7 +149,7 @@ def calibration_errors(probabilities: Probabilities, labels: Labels, bins: int =
     """Every calibration error by its name in ERRORS."""
     p, y = checked(probabilities, labels)
     held = {binned: binned(p, bins) for binned, _ in ERRORS.values()}
-    return {name: error(held[binned].gaps(y), held[binned].count) for name, (binned, error) in ERRORS.items()}
+    return {name: error(held[binned].gaps(y), held[binned].counts) for name, (binned, error) in ERRORS.items()}
 
 
 def intervals(rng: np.random.Generator, probabilities: Probabilities, labels: Labels) -> dict[str, Interval]:
@@ -160,5 +162,5 @@ def intervals(rng: np.random.Generator, probabilities: Probabilities, labels: La
         "brier": episode_brier(probabilities, labels),
     }
     found = {name: bootstrap(rng, np.mean, values) for name, values in means.items()}
-    low, high = bootstrap(rng, mean_gap, held.gaps(y), held.count)
+    low, high = bootstrap(rng, mean_gap, held.gaps(y), held.counts)
     return {**found, "ece": Interval(max(low, 0.0), high)}

@@ -27,7 +27,7 @@ class Reliability(NamedTuple):
 
     confidence: np.ndarray
     accuracy: np.ndarray
-    count: np.ndarray
+    counts: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
@@ -83,7 +83,7 @@ def floors(
     sample = []
     for drawn in redraw(rng, p, r, draws):
         gaps = {binned: one.gaps(drawn) for binned, one in held.items()}
-        sample.append([error(gaps[binned], held[binned].count) for binned, error in ERRORS.values()])
+        sample.append([error(gaps[binned], held[binned].counts) for binned, error in ERRORS.values()])
     columns = np.array(sample).T
     return {
         name: Floor(float(column.mean()), float(np.quantile(column, 0.95)))
@@ -105,7 +105,7 @@ def reliability(
     """
     p, y = checked(probabilities, labels)
     held = equal_width(p, bins)
-    count, predicted = held.count.sum(0), held.predicted.sum(0)
+    count, predicted = held.counts.sum(0), held.predicted.sum(0)
     used = count > 0
     r = within_episode_correlation(probabilities, labels, bins)
     gaps = np.array([held.gaps(drawn).sum(0) for drawn in (y, *redraw(rng, p, r, draws))])

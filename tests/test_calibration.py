@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluation import calibration_error, metrics
-from evaluation.calibration import BOUNDS, fit_temperature
+from evaluation.calibration import BOUNDS, fit_temperature, papers_temperatures
 from inference.predictive import temper
 
 
@@ -52,3 +52,18 @@ def test_perfect_and_useless_predictions_reach_the_bounds():
 def test_probabilities_that_underflowed_are_no_infinite_loss():
     certain = np.array([[[1.0, 0.0], [1.0, 0.0], [0.6, 0.4]]], np.float32)
     assert BOUNDS[0] < fit_temperature(certain, np.array([[0, 1, 0]])) <= BOUNDS[1]
+
+
+def test_the_papers_pair_is_the_least_ece_of_the_grid(calibrated):
+    probabilities, labels = (array[:40] for array in calibrated)
+    at = {0.5: np.asarray(temper(jnp.asarray(probabilities), 3.0)), 2.0: probabilities}
+    grid = (0.2, 1 / 3, 0.6, 1.0)
+    found = papers_temperatures(at, labels, grid)
+    each = {
+        (latent, t): calibration_error.ece(np.asarray(temper(jnp.asarray(p), t)), labels)
+        for latent, p in at.items() for t in grid
+    }  # fmt: skip
+    assert (found.latent, found.predictive) == min(each, key=each.get)
+    assert found.ece == min(each.values())
+    # Both pairs that give back what the labels were drawn from are near it; a temperature fitted by NLL is 1 there.
+    assert found.ece <= each[0.5, 1 / 3] and found.ece <= each[2.0, 1.0]

@@ -63,9 +63,20 @@ def test_floors_of_all_errors_hold_for_many_confidences():
     found = floors(rng, probabilities, experiments[0], draws=200, correlation=0.0)
     for name, (binned, error) in calibration_error.ERRORS.items():
         held = binned(probabilities, 15)
-        seen = np.array([error(held.gaps(labels), held.count) for labels in experiments])
+        seen = np.array([error(held.gaps(labels), held.counts) for labels in experiments])
         assert abs(seen.mean() - found[name].mean) < 4 * seen.std() * np.sqrt(1 / 150 + 1 / 200)
         assert 0.83 < (seen <= found[name].quantile95).mean() <= 1
+
+
+def test_the_band_of_a_reliability_diagram_is_that_of_a_binomial():
+    rng = np.random.default_rng(0)
+    probabilities = constant_predictions(0.7, 100, 20)
+    labels = dependent_labels(rng, 0.9, 100, 20, 0.0)
+    curve = resampling.reliability(rng, probabilities, labels)
+    right = (labels == 0).mean()
+    np.testing.assert_allclose([curve.confidence, curve.accuracy, curve.counts], [[0.7], [right], [2000]])
+    half = 1.96 * np.sqrt(0.7 * 0.3 / 2000)
+    np.testing.assert_allclose([curve.low[0], curve.high[0]], [0.7 - half, 0.7 + half], atol=0.2 * half)
 
 
 def test_miscalibration_does_not_raise_the_floor():

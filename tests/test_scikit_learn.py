@@ -36,7 +36,7 @@ def test_calibration_curves(strategy, error):
     held = {"ece": calibration_error.equal_width, "ece_equal_mass": calibration_error.equal_mass}[error](
         PROBABILITIES, 10
     )
-    count = held.count.sum(0)
+    count = held.counts.sum(0)
     used = count > 0
     predicted = held.predicted.sum(0)[used] / count[used]
     np.testing.assert_allclose(predicted, confidence, atol=1e-12)
