@@ -11,13 +11,12 @@ One core: put `taskset -c 0` in front.
 
 import argparse
 import importlib.util
-import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
+from timing import Run, by_turns
 
 from models import Conv4
 from models.convolution import EPSILON, max_pool
@@ -32,56 +31,53 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
     report("forward", {"ours": ours(), "plain": plain()}, arguments.repeats)
-    contestants = {"ours": gradient(ours()), "plain": gradient(plain())}
-    if importlib.util.find_spec("torch"):
+    contestants: dict[str, Run] = {"ours": gradient(ours()), "plain": gradient(plain())}
+    if has_torch():
         contestants["torch"] = torch_step()
     report("forward and backward, one call", contestants, arguments.repeats)
     looped = {name: loop(gradient(make()), arguments.steps) for name, make in (("ours", ours), ("plain", plain))}
     report(f"forward and backward, {arguments.steps} steps in a scan", looped, 1)
 
 
-def report(title: str, contestants: dict[str, Callable[[], object]], repeats: int) -> None:
+def report(title: str, contestants: dict[str, Run], repeats: int) -> None:
     """Compile all, time all in turns, print one line each."""
-    compiled = {name: clock(run) for name, run in contestants.items()}
-    times = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, run in contestants.items():
-            times[name].append(1e3 * clock(run))
+    times = by_turns(contestants, repeats)
     print(title)
-    for name, values in times.items():
-        ratio = np.median(np.divide(values, times["ours"]))
-        speed = f"median {np.median(values):8.1f} ms, minimum {min(values):8.1f} ms, {ratio:5.2f} times ours"
-        print(f"  {name:6s} {speed} (compiled and run once in {compiled[name]:.1f} s)")
-
-
-def clock(run: Callable[[], object]) -> float:
-    """Seconds until the result is there."""
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - start
+    for name, one in times.items():
+        speed = (
+            f"median {one.median:8.1f} ms, minimum {one.minimum:8.1f} ms, {one.ratio(times['ours']):5.2f} times ours"
+        )
+        print(f"  {name:6s} {speed} (compiled and run once in {one.first:.1f} s)")
 
 
 class Program:
-    """A network as a function of its parameters: call it for one compiled evaluation."""
+    """A network as a function of its parameters: call it for one compiled evaluation on x [1, N, H, W, Ch]."""
 
-    def __init__(self, apply: Callable, parameters: object):
-        self.apply, self.parameters = apply, parameters
-        self.x = jax.random.uniform(jax.random.key(0), (1, IMAGES, *SHAPE))
+    def __init__(self, apply: Callable, parameters: object, x: jax.Array):
+        self.apply, self.parameters, self.x = apply, parameters, x
         self.compiled = jax.jit(apply)
 
     def __call__(self) -> object:
         return self.compiled(self.parameters, self.x)
 
 
-def ours() -> Program:
+def random_images(images: int, shape: tuple[int, int, int]) -> jax.Array:
+    return jax.random.uniform(jax.random.key(0), (1, images, *shape))
+
+
+def ours(images: int = IMAGES, shape: tuple[int, int, int] = SHAPE) -> Program:
     """Conv4 with batch statistics."""
-    graph, parameters, rest = nnx.split(Conv4(SHAPE, rngs=nnx.Rngs(0)), nnx.Param, ...)
-    return Program(lambda parameters, x: nnx.merge(graph, parameters, rest, copy=True)(x, True), parameters)
+    graph, parameters, rest = nnx.split(Conv4(shape, rngs=nnx.Rngs(0)), nnx.Param, ...)
+
+    def apply(parameters: object, x: jax.Array) -> jax.Array:
+        return nnx.merge(graph, parameters, rest, copy=True)(x, True)
+
+    return Program(apply, parameters, random_images(images, shape))
 
 
-def plain() -> Program:
+def plain(images: int = IMAGES, shape: tuple[int, int, int] = SHAPE) -> Program:
     """The same four blocks without custom gradients."""
-    parameters = nnx.to_pure_dict(nnx.state(Conv4(SHAPE, rngs=nnx.Rngs(0)), nnx.Param))
+    parameters = nnx.to_pure_dict(nnx.state(Conv4(shape, rngs=nnx.Rngs(0)), nnx.Param))
 
     def apply(parameters: dict, x: jax.Array) -> jax.Array:
         for block in parameters.values():
@@ -90,15 +86,17 @@ def plain() -> Program:
             )
             z = (z - z.mean((0, 1, 2))) * jax.lax.rsqrt(z.var((0, 1, 2)) + EPSILON)
             x = max_pool(jax.nn.relu(z * block["norm"]["scale"] + block["norm"]["shift"])[None])
-        return x.reshape(1, IMAGES, -1)
+        return x.reshape(1, images, -1)
 
-    return Program(apply, parameters)
+    return Program(apply, parameters, random_images(images, shape))
 
 
 def gradient(program: Program) -> Program:
     """Gradient of a scalar of the features in all parameters."""
-    weights = jax.random.normal(jax.random.key(1), (1, IMAGES, 64))
-    return Program(jax.grad(lambda parameters, x: (weights * program.apply(parameters, x)).sum()), program.parameters)
+    features = jax.eval_shape(program.apply, program.parameters, program.x).shape
+    weights = jax.random.normal(jax.random.key(1), features)
+    objective = jax.grad(lambda parameters, x: (weights * program.apply(parameters, x)).sum())
+    return Program(objective, program.parameters, program.x)
 
 
 def loop(program: Program, steps: int) -> Program:
@@ -111,20 +109,25 @@ def loop(program: Program, steps: int) -> Program:
 
         return jax.lax.scan(step, parameters, None, length=steps)[0]
 
-    return Program(apply, program.parameters)
+    return Program(apply, program.parameters, program.x)
 
 
-def torch_step() -> Callable[[], object]:
+def has_torch() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+def torch_step(images: int = IMAGES, shape: tuple[int, int, int] = SHAPE) -> Run:
     """The same network, forward and backward, in PyTorch on the CPU."""
     import torch
 
-    layers, channels = [], SHAPE[-1]
+    layers, channels = [], shape[-1]
     for _ in range(4):
         convolution = torch.nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         layers += [convolution, torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
         channels = 64
     network = torch.nn.Sequential(*layers)
-    x, weights = torch.rand(IMAGES, SHAPE[-1], *SHAPE[:2]), torch.randn(IMAGES, 64, 1, 1)
+    x = torch.rand(images, shape[-1], *shape[:2])
+    weights = torch.randn_like(network(x))
 
     def run() -> object:
         network.zero_grad()

@@ -6,14 +6,13 @@ Both are compiled first (time printed apart), then timed in turns, so that both 
 """
 
 import argparse
-import time
-from collections.abc import Callable
 
+import backbone
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from timing import Run, by_turns
 
 from inference import HYPERGRADIENTS, OBJECTIVES
 from inference.inner import cvi
@@ -29,19 +28,14 @@ WAY, QUERY, IMAGE = 5, 16, (28, 28, 1)
 def main() -> None:
     """Prints medians, minima and their ratio."""
     arguments = parse()
-    whole = training_step(arguments)
-    alone = network_step(WAY * (arguments.shot + QUERY))
-    for name, run in (("training step", whole), ("Conv4 alone", alone)):
-        start = time.perf_counter()
-        run()
-        print(f"{name}: compiled and run once in {time.perf_counter() - start:.1f} s")
-    times = np.array([[clock(whole), clock(alone)] for _ in range(arguments.repeats)])
-    for label, (step, network) in (("median", np.median(times, axis=0)), ("minimum", times.min(axis=0))):
-        print(f"{label}: step {1e3 * step:.1f} ms, Conv4 alone {1e3 * network:.1f} ms, ratio {step / network:.2f}")
-    print(f"median of the ratios of neighbours: {np.median(times[:, 0] / times[:, 1]):.2f}")
+    alone = backbone.gradient(backbone.ours(WAY * (arguments.shot + QUERY)))
+    times = by_turns({"step": training_step(arguments), "Conv4 alone": alone}, arguments.repeats)
+    for name, one in times.items():
+        print(f"{name}: median {one.median:.1f} ms, minimum {one.minimum:.1f} ms, first call {one.first:.1f} s")
+    print(f"median of the ratios of neighbours: {times['step'].ratio(times['Conv4 alone']):.2f}")
 
 
-def training_step(arguments: argparse.Namespace) -> Callable[[], None]:
+def training_step(arguments: argparse.Namespace) -> Run:
     """One optimiser step, sampling and Adam included, on random images."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(50), arguments.shot + QUERY)
@@ -58,31 +52,12 @@ def training_step(arguments: argparse.Namespace) -> Callable[[], None]:
     )
     state = trainer.init()
 
-    def run() -> None:
+    def run() -> object:
         nonlocal state
         state, log = trainer.step(state, 0)
-        jax.block_until_ready((state.optim_state, log))
+        return state.optim_state, log
 
     return run
-
-
-def network_step(images: int) -> Callable[[], None]:
-    """Forward and backward of Conv4 with batch statistics, its weights' gradients included."""
-    graph, params, rest = nnx.split(Conv4(IMAGE, rngs=nnx.Rngs(0)), nnx.Param, ...)
-    x = jax.random.uniform(jax.random.key(0), (1, images, *IMAGE))
-
-    @jax.jit
-    def gradient(params: nnx.State, x: jax.Array) -> nnx.State:
-        return jax.grad(lambda p: jnp.sum(nnx.merge(graph, p, rest, copy=True)(x, True) ** 2))(params)
-
-    return lambda: jax.block_until_ready(gradient(params, x))
-
-
-def clock(run: Callable[[], None]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def parse() -> argparse.Namespace:

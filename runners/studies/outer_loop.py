@@ -1,0 +1,132 @@
+"""Convergence of the outer loop: what stopping at the sites buys over unrolling, at 1, 3, 10 and 50 inner steps.
+
+python runners/studies/outer_loop.py [--quick] [--out DIR] [--seed n]
+
+Softmax with cvi on the built-in characters, 5-way 1-shot: validation loss against episodes and against seconds, test
+accuracy, milliseconds of a training step, and the memory that XLA reserves for it. Runs are kept in DIR and not trained
+again; one that was stopped goes on.
+"""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from inference.outer.svi import Trainer
+from runners import meta_train, optimisation, run_directory
+from runners.build import build_model
+from runners.configuration import RunConfig, resolve
+from runners.data import load_splits, with_queries
+from runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
+
+NAME, DATASET = "outer-loop", "glyphs"
+MODES, STEPS = ("sites", "unroll"), (1, 3, 10, 50)
+TIMED = 10  # training steps
+
+
+def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row]:
+    """One row for each mode and number of inner steps; table.md, results.json and outer-loop.png in the folder."""
+    path = folder(NAME, quick, out)
+    cells = [(mode, steps) for steps in ((1, 10) if quick else STEPS) for mode in MODES]
+    rows: list[Row] = []
+    for mode, steps in cells:
+        config = configuration(path, mode, steps, 60 if quick else 3000, seed)
+        row = trained(config)
+        if row is None:
+            return rows
+        rows.append({"hypergradient": mode, "inner_steps": steps, **row, **cost(config)})
+        write(path, rows, {"Hyper-gradients of the outer loop": _table(rows)}, quick=quick, seed=seed)
+    _plot(rows, path / "outer-loop.png")
+    return rows
+
+
+def configuration(path: Path, mode: str, steps: int, episodes: int, seed: int) -> RunConfig:
+    """One run: ten validations, and few test episodes where there are few training episodes."""
+    scored = 600 if episodes >= 1000 else 100
+    settings = {
+        "trainer.validate_every": max(1, episodes // 10),
+        "trainer.validation_episodes": scored,
+        "trainer.test_episodes": scored,
+        "trainer.temperature_episodes": scored,
+    }
+    return RunConfig(
+        dataset=DATASET,
+        inference="cvi",
+        hypergradient=mode,
+        inner_steps=steps,
+        episodes=episodes,
+        seed=seed,
+        settings=settings,
+        run_dir=str(path / f"{mode}-{steps}"),
+    )
+
+
+def trained(config: RunConfig) -> Row | None:
+    """Test scores and the validation curve of one run, None if it was interrupted."""
+    path = Path(config.run_dir or "")
+    result = meta_train.main(dataclasses.replace(resolve(config), resume=path.exists()))
+    if "interrupted" in result:
+        return None
+    test = result["test"]["trained"]
+    records = [record for record in run_directory.load(path).read_metrics() if "validation_nll" in record]
+    return {
+        **{name: test[name] for name in ("accuracy", "accuracy_ci95", "nll")},
+        "training_failures": result["training_failures"],
+        "curve": [{name: record[name] for name in ("episodes", "seconds", "validation_nll")} for record in records],
+    }
+
+
+def cost(config: RunConfig) -> dict[str, float]:
+    """Milliseconds of a training step (the fastest of TIMED) and megabytes of XLA's temporaries."""
+    splits = load_splits(config.dataset, config.data_root)
+    config = with_queries(resolve(config), splits)
+    trainer: Trainer = optimisation.build_trainer(build_model(config, splits.image_shape), splits.train)
+    state, step = trainer.init(), trainer.step
+    compiled = step.lower(state, 0).compile()
+    seconds = []
+    for index in range(TIMED):
+        start = time.perf_counter()
+        state, log = compiled(state, index, step.sampler)
+        jax.block_until_ready((state.optim_state, log))
+        seconds.append(time.perf_counter() - start)
+    return {"step_ms": 1e3 * min(seconds), "step_MB": compiled.memory_analysis().temp_size_in_bytes / 1e6}
+
+
+def _table(rows: list[Row]) -> list[list[str]]:
+    header = ["hyper-gradient", "inner steps", "accuracy", "NLL", "training failures", "step, ms", "step, MB"]
+    return [header, *map(_cells, rows)]
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    return [
+        row["hypergradient"],
+        str(row["inner_steps"]),
+        f"{100 * row['accuracy']:.1f} +- {100 * row['accuracy_ci95']:.1f}%",
+        f"{row['nll']:.3f}",
+        str(row["training_failures"]),
+        f"{row['step_ms']:.0f}",
+        f"{row['step_MB']:.1f}",
+    ]
+
+
+def _plot(rows: list[Row], path: Path) -> None:
+    """Validation loss against episodes and against seconds; a colour for each number of inner steps."""
+    figure, axes = new_figure(1, 2, (4.5, 3.4), sharey=True)
+    colours = {steps: f"C{i}" for i, steps in enumerate(dict.fromkeys(row["inner_steps"] for row in rows))}
+    for axis, against in zip(axes[0], ("episodes", "seconds"), strict=True):
+        for row in rows:
+            x, loss = (np.array([record[name] for record in row["curve"]]) for name in (against, "validation_nll"))
+            style = "-" if row["hypergradient"] == "sites" else "--"
+            label = f"{row['hypergradient']}, {row['inner_steps']}"
+            axis.plot(x, loss, style, color=colours[row["inner_steps"]], label=label)
+        axis.set(xlabel=f"training {against}", yscale="log")
+    axes[0, 0].set_ylabel("validation loss, nats a query")
+    axes[0, 0].legend(fontsize=7)
+    save(figure, path)
+
+
+if __name__ == "__main__":
+    run_as_script(NAME, main, __doc__)

@@ -1,0 +1,79 @@
+"""What every study does with its rows: command line, results.json, table.md, and figures."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from runners import compilation_cache
+from runners.console import format_table, one_line_errors
+from runners.flags import OneLineParser
+from runners.overrides import ConfigError
+from runners.run_directory import replace_text
+from tasks import DataError
+
+Row = dict[str, Any]
+
+
+class Study(Protocol):
+    """A study's main: writes its table and figures into `out` and returns the rows."""
+
+    def __call__(self, quick: bool, out: str | None, seed: int) -> list[Row]: ...
+
+
+def folder(name: str, quick: bool, out: str | None) -> Path:
+    """Where a study writes: `out`, or runs/NAME, with -quick after it for a quick one."""
+    path = Path(out or f"runs/{name}{'-quick' if quick else ''}")
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def write(path: Path, rows: Sequence[Row], tables: Mapping[str, Sequence[Sequence[str]]], **config: Any) -> None:
+    """results.json (config and rows) and table.md, and the tables on the console; each table starts with its header."""
+    replace_text(path / "results.json", json.dumps({"config": config, "rows": rows}, indent=2) + "\n")
+    parts = []
+    for title, (header, *lines) in tables.items():
+        print(f"\n{title}\n\n{format_table(header, lines)}")
+        marked = ["| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines)]
+        parts.append(f"{title}\n\n" + "\n".join(marked) + "\n")
+    replace_text(path / "table.md", "\n".join(parts))
+
+
+def save(figure: Any, path: Path) -> None:
+    """A matplotlib figure as PNG."""
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    print(f"wrote {path}")
+
+
+def new_figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+    """A figure that needs no display, and its axes [rows, columns]."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def command_line(name: str, study: Study, description: str, arguments: Sequence[str] | None = None) -> int:
+    """`python runners/studies/NAME.py [--quick] [--out DIR] [--seed n]`: exit code 0, or 2 after a one-line error."""
+    parser = OneLineParser(prog=f"{name}.py", description=description, allow_abbrev=False)
+    parser.add_argument("--quick", action="store_true", help="a small version: seconds to minutes")
+    parser.add_argument("--out", metavar="DIR", help=f"default runs/{name}, or runs/{name}-quick")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    with one_line_errors(ConfigError, DataError, StudyError):
+        given: argparse.Namespace = parser.parse_args(arguments)
+        compilation_cache.enable()
+        study(given.quick, given.out, given.seed)
+    return 0
+
+
+class StudyError(RuntimeError):
+    """A study that cannot run here; the message says what is missing, in one line."""
+
+
+def run_as_script(name: str, study: Study, description: str | None) -> Callable[[], None]:
+    """Ends the program with the exit code of `command_line`."""
+    sys.exit(command_line(name, study, (description or name).splitlines()[0]))
