@@ -28,7 +28,7 @@ from problems import FixedPoints, double, problem
 from inference.inner import Code, InferenceKernel, Info, Mask, cvi, fit, fit_to_tolerance, gradient
 from models import LIKELIHOODS
 from models.block_gaussian import JointMarginals
-from models.gaussian import GaussianPrior, Marginals
+from models.gaussian import GaussianPrior, Marginals, Query
 from models.likelihoods import LabelRegression, Softmax
 
 
