@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from tasks import glyphs, omniglot
+from tasks import birds, embeddings, flowers102, folders, glyphs, mini_imagenet, omniglot, tinyimagenet
 from tasks.augmentation import AUGMENTATIONS, Augmentation, augment
 from tasks.episodes import (
     Dataset,
@@ -19,36 +19,51 @@ from tasks.episodes import (
     take_images,
 )
 from tasks.files import DataError
+from tasks.photographs import split_name
 
 DATASETS: dict[str, Callable[[str | os.PathLike | None], Splits]] = {
     "glyphs": glyphs.load,
     "omniglot": omniglot.load,
     "omniglot-emnist": omniglot.load_with_emnist,
 }
-PLANNED = ("flowers102", "tinyimagenet", "cub", "mini-imagenet", "folder:PATH", "embeddings:PATH")
+# Of these images can be had at any size: their names may end in the pixels of a side.
+PHOTOGRAPHS: dict[str, Callable[[str | os.PathLike | None, int | None], Splits]] = {
+    "flowers102": flowers102.load,
+    "tinyimagenet": tinyimagenet.load,
+    "cub": birds.load,
+    "mini-imagenet": mini_imagenet.load,
+}
+# Files of the user, named after a colon.
+OWN: dict[str, Callable[[str, int | None], Splits]] = {"folder": folders.load, "embeddings": embeddings.load}
 
 
 def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
-    """Load a data set in three class-disjoint splits.
+    """Load a data set in three splits without common classes.
 
-    Files are read from `data_root`, else from the folder `$FEWSHOT_DATA`, else from the user's cache folder.
+    Names are those of DATASETS and PHOTOGRAPHS, `folder:PATH` and `embeddings:PATH`; photographs and folders also come
+    at another size: `flowers102-32`, `folder-28:PATH`. Files are read from `data_root`, else from the folder
+    `$FEWSHOT_DATA`, else from the user's cache folder; a PATH is taken as it is.
 
     Raises:
-        DataError: an unknown name, one that is not built yet, or files that are missing or damaged.
+        DataError: an unknown name, or files that are missing or damaged.
     """
     if name in DATASETS:
         return DATASETS[name](data_root)
-    known = ", ".join(DATASETS)
-    if name.split(":")[0] in {planned.split(":")[0] for planned in PLANNED}:
-        raise DataError(
-            f"expected a data set that can be loaded, got {name!r}, which is not built yet; try one of {known}"
-        )
+    stem, colon, path = name.partition(":")
+    base, size = split_name(stem)
+    if base in PHOTOGRAPHS and not colon:
+        return PHOTOGRAPHS[base](data_root, size)
+    if base in OWN and path:
+        return OWN[base](path, size)
+    known = ", ".join([*DATASETS, *PHOTOGRAPHS, *(f"{own}:PATH" for own in OWN)])
     raise DataError(f"expected the name of a data set, got {name!r}; try one of {known}")
 
 
 __all__ = [
     "AUGMENTATIONS",
     "DATASETS",
+    "OWN",
+    "PHOTOGRAPHS",
     "Augmentation",
     "DataError",
     "Dataset",

@@ -56,7 +56,9 @@ class Augmentation:
 
 AUGMENTATIONS = {
     "none": Augmentation(),
-    "handwriting": Augmentation(rotation=15.0, scale=0.2, shear=0.2, shift=0.07, stroke=(-0.5, 2.0)),
+    "handwriting": Augmentation(
+        rotation=15.0, scale=0.25, stretch=0.15, shear=0.4, shift=0.07, stroke=(0.0, 3.0), brightness=0.3
+    ),
     "photographs": Augmentation(crop=0.7, flip=True, brightness=0.4, contrast=0.4, saturation=0.4, repeat_border=True),
 }
 

@@ -186,8 +186,10 @@ def corrupt_dataset(key: PRNGKeyArray, dataset: Dataset, name: str, severity: in
     """The same classes and indices, with every stored image corrupted once: support and query see the same one.
 
     Raises:
-        DataError: as `corrupt`.
+        DataError: as `corrupt`, or features in place of images.
     """
+    if dataset.images.dtype != jnp.uint8:
+        raise DataError(f"expected images to corrupt, got features {dataset.image_shape}; try a data set of images")
     images, size = dataset.images, max(1, PIXELS_A_CHUNK // int(np.prod(dataset.images.shape[1:])))
     parts = []
     for start in range(0, len(images), size):

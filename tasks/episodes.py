@@ -4,14 +4,18 @@ Letters: C classes of a task (way), S labelled images a class (shot), Q queries 
 K classes of a data set, M images of its largest class, I stored images, R quarter turns, H x W pixels, Ch channels.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int32, Integer, PRNGKeyArray, UInt8
+from jaxtyping import Array, Float, Int32, Integer, PRNGKeyArray, UInt8
 
 from tasks.files import DataError
+
+# Bytes, or numbers where features that a network has computed stand in for images.
+Images = UInt8[Array, "N H W Ch"] | Float[Array, "N H W Ch"]
 
 
 class Task(NamedTuple):
@@ -50,7 +54,7 @@ class Dataset(NamedTuple):
     `rotations` = 4 class k is class k // 4 of the images turned by k % 4 quarter turns; nothing is stored four times.
     """
 
-    images: UInt8[Array, "I H W Ch"]
+    images: UInt8[Array, "I H W Ch"] | Float[Array, "I H W Ch"]
     index: Int32[Array, "K M"]  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     counts: Int32[Array, " K"]
     rotations: int
@@ -86,9 +90,13 @@ class Splits(NamedTuple):
 
 
 def make_dataset(
-    images: UInt8[np.ndarray, "I H W Ch"], labels: Integer[np.ndarray, " I"], rotations: int = 1
+    images: UInt8[np.ndarray, "I H W Ch"] | Float[np.ndarray, "I H W Ch"],
+    labels: Integer[np.ndarray, " I"],
+    rotations: int = 1,
 ) -> Dataset:
     """Put images with labels 0..K-1 on the device; `rotations` = 4 adds the quarter turns of a class as classes.
+
+    Images are bytes; numbers [I, 1, 1, D] are features that stand in for them.
 
     Raises:
         DataError: a label without images, or images that cannot be turned.
@@ -113,6 +121,13 @@ def make_dataset(
         rotations=rotations,
         smallest=int(counts.min()),
     )
+
+
+def make_splits(name: str, parts: Mapping[str, tuple[Dataset, tuple[str, ...]]]) -> Splits:
+    """Splits from a data set and its class names for each of train, validation and test."""
+    datasets = {split: dataset for split, (dataset, _) in parts.items()}
+    names = {split: names for split, (_, names) in parts.items()}
+    return Splits(name=name, **datasets, class_names=names, image_shape=datasets["train"].image_shape)
 
 
 def check_task_size(dataset: Dataset, way: int, shot: int, query: int, other_classes: int = 0) -> None:
@@ -190,8 +205,8 @@ def sample_task(
     return OpenTask(*task, x_other=take_images(dataset, drawn.x_other)) if other_classes else task
 
 
-def take_images(dataset: Dataset, positions: Int32[Array, " n"]) -> UInt8[Array, "n H W Ch"]:
-    """The images at positions r I + i, turned by r quarter turns counter-clockwise."""
+def take_images(dataset: Dataset, positions: Int32[Array, " n"]) -> Images:
+    """The images [n, H, W, Ch] at positions r I + i, turned by r quarter turns counter-clockwise."""
     if dataset.rotations == 1:
         return dataset.images[positions]
     turns, image = jnp.divmod(positions, len(dataset.images))
@@ -200,8 +215,8 @@ def take_images(dataset: Dataset, positions: Int32[Array, " n"]) -> UInt8[Array,
     return jax.lax.select_n(jnp.broadcast_to(turns[:, None, None, None], upright.shape), *turned)
 
 
-def flat_images(dataset: Dataset) -> UInt8[Array, "RI H W Ch"]:
-    """All images in all quarter turns, in the order of the positions: embed them once, then index the features."""
+def flat_images(dataset: Dataset) -> Images:
+    """All images [R I, H, W, Ch] in the order of their positions: embed them once, then index the features."""
     return jnp.concatenate([jnp.rot90(dataset.images, r, axes=(1, 2)) for r in range(dataset.rotations)])
 
 

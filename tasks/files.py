@@ -144,15 +144,15 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
         Path(name).unlink(missing_ok=True)
 
 
-def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write compressed arrays; other processes see either no file or a whole one.
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = True) -> None:
+    """Write arrays, compressed where space counts more than time; others see either no file or a whole one.
 
     Raises:
         DataError: the folder cannot be written to.
     """
     try:
         with _replacing(path) as part:
-            np.savez_compressed(part, allow_pickle=False, **arrays)
+            (np.savez_compressed if compress else np.savez)(part, allow_pickle=False, **arrays)
     except OSError as error:
         raise DataError(f"expected to write {path}, got {error}; try another --data-root or XDG_CACHE_HOME") from error
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from tasks.episodes import Dataset, Splits, make_dataset
+from tasks.episodes import Dataset, Splits, make_dataset, make_splits
 from tasks.files import Arrays, DataError, cache_folder, read_npz, write_npz
 from tasks.glyph_classes import SCRIPTS, GlyphClass, find_classes
 from tasks.glyph_rendering import CANVAS, draw_letter, random_variation, vary
@@ -33,10 +33,8 @@ def load(data_root: str | os.PathLike | None = None) -> Splits:
         arrays = draw(find_classes())
         print(f"drew {len(arrays['codes'])} classes in {time.perf_counter() - start:.0f} s", file=sys.stderr)
         _write_cache(arrays)
-    splits, names = {}, {}
-    for number, split in enumerate(SCRIPTS):
-        splits[split], names[split] = _select(arrays, arrays["split"] == number)
-    return Splits("glyphs", **splits, class_names=names, image_shape=(CANVAS, CANVAS, 1))
+    parts = {split: _select(arrays, arrays["split"] == number) for number, split in enumerate(SCRIPTS)}
+    return make_splits("glyphs", parts)
 
 
 def _select(arrays: Arrays, wanted: np.ndarray) -> tuple[Dataset, tuple[str, ...]]:

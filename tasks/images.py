@@ -37,10 +37,10 @@ def load_labelled(path: str | Path, shape: Shape) -> Images:
             raise DataError(f"expected one label for every image in {path}, got {counts}")
         return _from_array(path, arrays["images"], [str(label) for label in arrays["labels"]], shape)
     folders = sorted(entry for entry in _entries(path) if entry.is_dir())
-    files = [(file, folder.name) for folder in folders for file in _files(folder)]
+    files = [(file, folder.name) for folder in folders for file in image_files(folder)]
     if len({label for _, label in files}) < 2:
         raise DataError(f"expected a folder with a subfolder of images for each of two classes or more, got {path}")
-    return _from_files(files, shape)
+    return fitted_files(files, shape)
 
 
 def load_unlabelled(path: str | Path, shape: Shape) -> Images:
@@ -52,10 +52,10 @@ def load_unlabelled(path: str | Path, shape: Shape) -> Images:
     if path.suffix == ".npz":
         images = _read(path, ("images",))["images"]
         return _from_array(path, images, [""] * len(images), shape)
-    files = [path] if path.is_file() else _files(path)
+    files = [path] if path.is_file() else image_files(path)
     if not files:
         raise DataError(f"expected images ({', '.join(SUFFIXES)}) in {path}, got none")
-    return _from_files([(file, "") for file in files], shape)
+    return fitted_files([(file, "") for file in files], shape)
 
 
 def fitted(image: np.ndarray, shape: Shape) -> np.ndarray:
@@ -81,7 +81,8 @@ def fitted(image: np.ndarray, shape: Shape) -> np.ndarray:
     return 255 - canvas if channels == 1 and ground > 127 else canvas
 
 
-def _from_files(files: list[tuple[Path, str]], shape: Shape) -> Images:
+def fitted_files(files: list[tuple[Path, str]], shape: Shape) -> Images:
+    """Images of files with their labels, each `fitted`. Raises DataError for one that cannot be read."""
     pixels = np.stack([fitted(_pixels(file), shape) for file, _ in files])
     return Images(pixels, [str(file) for file, _ in files], [label for _, label in files])
 
@@ -132,6 +133,7 @@ def _entries(path: Path) -> list[Path]:
     return sorted(path.iterdir())
 
 
-def _files(path: Path) -> list[Path]:
+def image_files(path: Path) -> list[Path]:
+    """The image files in a folder and in all folders in it, by name; hidden ones left out."""
     _entries(path)
-    return sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+    return sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from tasks import emnist
-from tasks.episodes import Dataset, Splits, make_dataset
+from tasks.episodes import Dataset, Splits, make_dataset, make_splits
 from tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert, resolve_root
 
 # Fixed once: five families of writing (Indic, Semitic old and new, invented, Philippine) with 111 characters.
@@ -44,7 +44,7 @@ def load(data_root: str | os.PathLike | None = None) -> Splits:
         "validation": _select(arrays, validation),
         "test": _select(arrays, test),
     }
-    return _splits("omniglot", parts)
+    return make_splits("omniglot", parts)
 
 
 def load_with_emnist(data_root: str | os.PathLike | None = None) -> Splits:
@@ -57,17 +57,11 @@ def load_with_emnist(data_root: str | os.PathLike | None = None) -> Splits:
     arrays = _read(root)
     other = arrays["alphabet_names"][arrays["character_alphabet"]] != "Latin"
     validation, test = emnist.load_halves(root)
-    return _splits("omniglot-emnist", {"train": _select(arrays, other), "validation": validation, "test": test})
+    return make_splits("omniglot-emnist", {"train": _select(arrays, other), "validation": validation, "test": test})
 
 
 def _read(root: Path) -> Arrays:
     return find_or_convert(root, FILE, ARCHIVES, _convert_checked, _ARRAYS)
-
-
-def _splits(name: str, parts: dict[str, tuple[Dataset, tuple[str, ...]]]) -> Splits:
-    datasets = {split: dataset for split, (dataset, _) in parts.items()}
-    names = {split: names for split, (_, names) in parts.items()}
-    return Splits(name=name, **datasets, class_names=names, image_shape=datasets["train"].image_shape)
 
 
 def _select(arrays: Arrays, wanted: np.ndarray, rotations: int = 1) -> tuple[Dataset, tuple[str, ...]]:

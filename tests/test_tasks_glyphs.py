@@ -13,7 +13,7 @@ from scipy.spatial.distance import cdist
 
 import tasks.glyph_classes as glyph_classes
 import tasks.glyphs as glyphs
-from tasks import DATASETS, DataError, load
+from tasks import DataError, load
 from tasks.glyph_classes import SCRIPTS, THRESHOLD, GlyphClass, canonical_images, find_classes, near_pairs
 from tasks.glyph_rendering import (
     FACES,
@@ -262,12 +262,6 @@ def test_an_unwritable_cache_only_costs_time(small, capsys):
     small.parent.write_bytes(b"a file where the folder should be")
     assert load("glyphs").train.classes == 1
     assert "drawn again next time" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["flowers102", "tinyimagenet", "cub", "mini-imagenet", "folder:x", "embeddings:x"])
-def test_planned_data_sets_say_so(name):
-    with pytest.raises(DataError, match=f"{name}.*not built yet; try one of {', '.join(DATASETS)}"):
-        load(name)
 
 
 @pytest.mark.parametrize("name", ["glyph", "", "Omniglot"])

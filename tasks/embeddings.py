@@ -1,0 +1,43 @@
+"""`embeddings:PATH`: features that a network of the user computed, for the Gaussian process alone.
+
+PATH is an `.npz` file with six arrays: train_features [I, D] and train_labels [I], the same for validation and test.
+Labels are numbers or words, and name the classes of their own split. The features stand in for images of shape
+(1, 1, D), any finite numbers: train with the backbones `identity`, which leaves them as they are, or `mlp`.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from tasks.episodes import Dataset, Splits, make_dataset, make_splits
+from tasks.files import Arrays, DataError, read_npz
+from tasks.photographs import SPLITS
+
+
+def load(path: str, size: int | None = None) -> Splits:
+    """The features as images [I, 1, 1, D] in float32; class names are the labels.
+
+    Raises:
+        DataError: no such file, an array that is missing or has the wrong shape, or numbers that are not finite.
+    """
+    file = Path(path).expanduser()
+    if size is not None or not file.is_file():
+        raise DataError(f"expected an .npz file of features after embeddings:, got {path}, which is none")
+    names = tuple(f"{part}_{kind}" for part in SPLITS for kind in ("features", "labels"))
+    arrays = read_npz(file, names)
+    widths = {part: np.shape(arrays[f"{part}_features"])[-1:] for part in SPLITS}
+    if len(set(widths.values())) > 1:
+        raise DataError(f"expected features of one size in {path}, got {widths}; use one network for all splits")
+    return make_splits(f"embeddings:{path}", {part: _split(arrays, part, path) for part in SPLITS})
+
+
+def _split(arrays: Arrays, part: str, path: str) -> tuple[Dataset, tuple[str, ...]]:
+    features, labels = arrays[f"{part}_features"], arrays[f"{part}_labels"]
+    if features.ndim != 2 or labels.shape != features.shape[:1] or not len(labels):
+        shapes = f"{features.shape} and {labels.shape}"
+        raise DataError(f"expected {part}_features [I, D] and {part}_labels [I] in {path}, got {shapes}; reshape them")
+    features = features.astype(np.float32)
+    if not np.isfinite(features).all():
+        raise DataError(f"expected finite numbers in {part}_features of {path}, got NaN or infinity; remove them")
+    classes, number = np.unique(labels, return_inverse=True)
+    return make_dataset(features[:, None, None], number), tuple(str(label) for label in classes)

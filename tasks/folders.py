@@ -1,0 +1,70 @@
+"""`folder:PATH`: a user's own images, one subfolder a class.
+
+Where PATH holds the folders train, validation and test, these are the splits. Otherwise its class folders, numbered
+from 0 in the order of their names, are divided 60 : 20 : 20: those whose number % 5 is below 3 train, 3 validate and 4
+test. `folder-32:PATH` is at 32 pixels a side instead of 84. Images become grey if every file is grey, else RGB, and are
+brought to their size as those that predict.py is given (`tasks.images`).
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from tasks.episodes import Splits
+from tasks.files import DAMAGE, DataError
+from tasks.images import Images, fitted_files, image_files
+from tasks.photographs import SPLITS, cached, divide, subfolders
+
+SIZE, FEWEST = 84, 10
+
+
+def load(path: str, size: int | None = None) -> Splits:
+    """The images of a folder in three splits; class names are the subfolders'.
+
+    Raises:
+        DataError: no such folder, too few classes, or an image that cannot be read.
+    """
+    folder, side = Path(path).expanduser(), size or SIZE
+    classes = _class_folders(folder)
+    files = [(file, number) for number, (_, one) in enumerate(classes) for file in image_files(one)]
+    labels = np.array([number for _, number in files], int)
+    empty = np.setdiff1d(np.arange(len(classes)), labels)
+    if len(empty):
+        raise DataError(f"expected images in every class, got none in {classes[empty[0]][1]}; remove that folder")
+    shape = (side, side, 1 if all(_is_grey(file) for file, _ in files) else 3)
+    name = f"folder:{path}" if size is None else f"folder-{size}:{path}"
+    only = [file for file, _ in files]
+
+    def make() -> np.ndarray:
+        images: Images = fitted_files([(file, "") for file in only], shape)
+        return images.pixels
+
+    # One cache file for each folder; the channels follow from the files, whose changes the cache notices.
+    key = "folder-" + "".join(letter if letter.isalnum() else "-" for letter in str(folder.resolve()))[-80:]
+    images = cached(key, side, only, make)
+    return divide(name, images, labels, [one.name for _, one in classes], np.array([s for s, _ in classes], np.uint8))
+
+
+def _class_folders(folder: Path) -> list[tuple[int, Path]]:
+    """(position in SPLITS, folder) of every class."""
+    if not folder.is_dir():
+        raise DataError(f"expected a folder with a subfolder of images for each class, got {folder}, which is none")
+    if all((folder / part).is_dir() for part in SPLITS):
+        return [(number, path) for number, part in enumerate(SPLITS) for path in subfolders(folder / part)]
+    found = subfolders(folder)
+    if len(found) < FEWEST:
+        raise DataError(
+            f"expected {FEWEST} class folders or more in {folder}, got {len(found)};"
+            f" add classes, or choose the splits yourself with the folders {', '.join(SPLITS)} in it"
+        )
+    return [(max(0, number % 5 - 2), path) for number, path in enumerate(found)]
+
+
+def _is_grey(file: Path) -> bool:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as picture:
+            return picture.mode in ("1", "L", "I", "F", "I;16", "LA")
+    except DAMAGE as error:
+        raise DataError(f"expected an image in {file}, got one that cannot be read ({error})") from error
