@@ -18,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
 from models.block_gaussian import JointMarginals, semidefinite_cholesky
-from models.gaussian import Marginals
+from models.gaussian import Marginals, highest_precision
 
 
 class Points(NamedTuple):
@@ -100,6 +100,7 @@ def product_rule(order: int, dimensions: int, dtype: DTypeLike) -> Points:
     return Points(jnp.asarray(grid, dtype), jnp.asarray(product, dtype))
 
 
+@highest_precision
 def expect(function: Callable[[Array], Array], marginals: Marginals | JointMarginals, points: Points) -> Array:
     """E_q[function(f)] for f [C, N], independent or coupled between classes; function maps [C, N] to any array."""
     if isinstance(marginals, JointMarginals):

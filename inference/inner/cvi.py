@@ -44,7 +44,7 @@ from inference.inner.base import (
 )
 from models.block_gaussian import BlockSites, JointMarginals, positive_part, zero_block_sites
 from models.expectations import Exact, ExpectationRule, MonteCarlo, Points, expect
-from models.gaussian import GaussianPrior, Marginals, Sites, condition, log_normaliser, zero_sites
+from models.gaussian import GaussianPrior, Marginals, Sites, condition, highest_precision, log_normaliser, zero_sites
 from models.likelihoods.base import Likelihood, SmoothLikelihood
 
 FIRST_STEP = 0.2  # of 0.1, 0.2, 0.3, 0.5 and 1 the one with the smallest gap after 3 and 5 steps, on average
@@ -228,6 +228,7 @@ def _secant_length(rho: Array, direction: Any, change: Any, posterior: Any, limi
     return jnp.where(squared > 0, jnp.maximum(length, SHORTEST_STEP), 1.0)
 
 
+@highest_precision
 def _inner(posterior: Any, left: Any, right: Any) -> Array:
     """Inner product in the Fisher metric of normals about their mean, point by point: h V h + tr(V L V L) / 2."""
     if isinstance(left, Sites):

@@ -24,7 +24,17 @@ from inference.inner.base import (
     sum_over_points,
 )
 from models.block_gaussian import JointMarginals
-from models.gaussian import AnySites, GaussianPrior, Marginals, Query, condition, draw, log_normaliser, root_of
+from models.gaussian import (
+    AnySites,
+    GaussianPrior,
+    Marginals,
+    Query,
+    condition,
+    draw,
+    highest_precision,
+    log_normaliser,
+    root_of,
+)
 from models.likelihoods.base import AugmentedLikelihood
 
 
@@ -69,6 +79,7 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
     def sites_of(aux: Any, y: Array, mask: Mask | None) -> AnySites:
         return mask_sites(likelihood.sites(y, aux, classes_of(mask)), mask)
 
+    @highest_precision
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> GibbsState:
         root, classes = root_of(prior), prior.mean.shape[0]
         f_key, aux_key = jax.random.split(key)
