@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from models.backbones import MLP, Backbone, Conv4, Identity
+from models.backbones import MLP, Backbone, Conv4, Identity, ResNet12
 from models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
 from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from models.likelihoods.base import Likelihood
@@ -26,4 +26,9 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
     "poly2": partial(Polynomial, degree=2),
 }
 
-BACKBONES: dict[str, Callable[..., Backbone]] = {"conv4": Conv4, "mlp": MLP, "identity": Identity}
+BACKBONES: dict[str, Callable[..., Backbone]] = {
+    "conv4": Conv4,
+    "resnet12": ResNet12,
+    "mlp": MLP,
+    "identity": Identity,
+}

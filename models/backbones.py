@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from models.convolution import EPSILON, conv3x3, max_pool, norm_relu_pool
+from models.convolution import (
+    EPSILON,
+    check_precision,
+    conv1x1,
+    conv3x3,
+    max_pool,
+    norm_relu_pool,
+    pool_first,
+)
 
 Images = Float[Array, "T N H W Ch"]
 Features = Float[Array, "T N D"]
@@ -66,11 +74,13 @@ class TaskBatchNorm(nnx.Module):
 class ConvBlock(nnx.Module):
     """3x3 convolution (same padding), batch norm, ReLU, 2x2 max-pool (floor)."""
 
-    def __init__(self, channels_in: int, channels_out: int, *, rngs: nnx.Rngs, momentum: float = 0.9):
-        initial = jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+    def __init__(
+        self, channels_in: int, channels_out: int, *, rngs: nnx.Rngs, momentum: float = 0.9, precision: str = "auto"
+    ):
         # No bias: the batch norm would subtract it again.
-        self.kernel = nnx.Param(initial(rngs.params(), (3, 3, channels_in, channels_out)))
+        self.kernel = nnx.Param(_initial(rngs, 3, 3, channels_in, channels_out))
         self.norm = TaskBatchNorm(channels_out, momentum=momentum)
+        self.precision = check_precision(precision)
 
     def __call__(self, x: Float[Array, "T N H W Ch"], train: bool) -> Float[Array, "T N h w D"]:
         """Images x [T, N, H, W, Ch] to [T, N, H // 2, W // 2, D].
@@ -89,25 +99,45 @@ class ConvBlock(nnx.Module):
 
     def _convolve(self, x: Float[Array, "T N H W Ch"], factor: Float[Array, " D"]) -> Float[Array, "T N H W D"]:
         kernel = self.kernel[...] * factor
-        z = conv3x3(x.reshape(-1, *x.shape[2:]).astype(kernel.dtype), kernel)
-        return z.reshape(*x.shape[:2], *z.shape[1:])
+        return _convolve_tasks(x, kernel, self.precision)
+
+
+def _initial(rngs: nnx.Rngs, *shape: int) -> Array:
+    """He's normal initialisation by the size of the output."""
+    return jax.nn.initializers.variance_scaling(2.0, "fan_out", "normal")(rngs.params(), shape)
+
+
+def _convolve_tasks(
+    x: Float[Array, "T N H W Ch"], kernel: Float[Array, "3 3 Ch D"], precision: str
+) -> Float[Array, "T N H W D"]:
+    z = conv3x3(x.reshape(-1, *x.shape[2:]).astype(kernel.dtype), kernel, precision)
+    return z.reshape(*x.shape[:2], *z.shape[1:])
 
 
 class Conv4(Backbone):
     """The four-block network of the field: 28x28x1 -> 64 features, 84x84x3 -> 1600.
 
-    Raises ValueError for images smaller than 16x16, which four poolings reduce to nothing.
+    precision: of the convolutions, one of `models.convolution.PRECISIONS`. Raises ValueError for another, and for
+    images smaller than 16x16, which four poolings reduce to nothing.
     """
 
     depth = 4
 
-    def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, width: int = 64, momentum: float = 0.9):
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        *,
+        rngs: nnx.Rngs,
+        width: int = 64,
+        momentum: float = 0.9,
+        precision: str = "auto",
+    ):
         self.image_shape = image_shape
         height, columns, channels = image_shape
-        if min(height, columns) < 2**self.depth:
-            raise ValueError(f"Conv4 expects images of at least 16x16, got {height}x{columns}: enlarge them or use MLP")
+        _check_size("Conv4", image_shape, self.depth)
         for i in range(self.depth):
-            block = ConvBlock(channels if i == 0 else width, width, rngs=rngs, momentum=momentum)
+            inputs = channels if i == 0 else width
+            block = ConvBlock(inputs, width, rngs=rngs, momentum=momentum, precision=precision)
             setattr(self, f"block{i}", block)
         self.features = (height >> self.depth) * (columns >> self.depth) * width
 
@@ -116,6 +146,79 @@ class Conv4(Backbone):
         for i in range(self.depth):
             x = getattr(self, f"block{i}")(x, train)
         return x.reshape(*x.shape[:2], self.features)
+
+
+def _check_size(name: str, image_shape: tuple[int, int, int], poolings: int) -> None:
+    height, columns, _ = image_shape
+    least = 2**poolings
+    if min(height, columns) < least:
+        raise ValueError(
+            f"{name} expects images of at least {least}x{least}, got {height}x{columns}: enlarge them or use MLP"
+        )
+
+
+class ResidualBlock(nnx.Module):
+    """Three 3x3 convolutions with batch norm, a 1x1 shortcut with batch norm, leaky ReLU, 2x2 max-pool (floor)."""
+
+    convolutions = 3
+
+    def __init__(self, channels_in: int, channels_out: int, *, rngs: nnx.Rngs, momentum: float, precision: str):
+        self.precision = check_precision(precision)
+        for i in range(self.convolutions):
+            inputs = channels_in if i == 0 else channels_out
+            setattr(self, f"kernel{i}", nnx.Param(_initial(rngs, 3, 3, inputs, channels_out)))
+            setattr(self, f"norm{i}", TaskBatchNorm(channels_out, momentum=momentum))
+        self.shortcut = nnx.Param(_initial(rngs, 1, 1, channels_in, channels_out)[0, 0])
+        self.norm = TaskBatchNorm(channels_out, momentum=momentum)
+
+    def __call__(self, x: Float[Array, "T N H W Ch"], train: bool) -> Float[Array, "T N h w D"]:
+        """Images x [T, N, H, W, Ch] to [T, N, H // 2, W // 2, D]."""
+        x = x.astype(self.shortcut[...].dtype)
+        straight = self.norm(conv1x1(x, self.shortcut[...], self.precision), train)
+        for i in range(self.convolutions):
+            x = _convolve_tasks(x, getattr(self, f"kernel{i}")[...], self.precision)
+            x = getattr(self, f"norm{i}")(x, train)
+            x = _leaky(x if i < self.convolutions - 1 else x + straight)
+        return pool_first(x)
+
+
+def _leaky(x: Array) -> Array:
+    return jax.nn.leaky_relu(x, 0.1)
+
+
+class ResNet12(Backbone):
+    """Four residual blocks of width, 2.5, 5 and 10 times width channels, then the mean over pixels: D = 10 width.
+
+    The network of Lee et al. 2019 (MetaOptNet, section 4.1) without DropBlock: 84x84x3 -> 640 features. precision: as
+    in Conv4. Raises ValueError for images smaller than 16x16 and for an odd width.
+    """
+
+    depth = 4
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        *,
+        rngs: nnx.Rngs,
+        width: int = 64,
+        momentum: float = 0.9,
+        precision: str = "auto",
+    ):
+        self.image_shape = image_shape
+        _check_size("ResNet12", image_shape, self.depth)
+        if width % 2:
+            raise ValueError(f"ResNet12 expects an even width, got {width}: its second block has 2.5 times as many")
+        widths = (image_shape[2], width, 5 * width // 2, 5 * width, 10 * width)
+        for i in range(self.depth):
+            block = ResidualBlock(widths[i], widths[i + 1], rngs=rngs, momentum=momentum, precision=precision)
+            setattr(self, f"block{i}", block)
+        self.features = widths[-1]
+
+    def __call__(self, x: Images, train: bool) -> Features:
+        """Images x [T, N, H, W, Ch] in [0, 1] to features [T, N, D]."""
+        for i in range(self.depth):
+            x = getattr(self, f"block{i}")(x, train)
+        return x.mean((2, 3))
 
 
 class MLP(Backbone):

@@ -3,7 +3,11 @@
 Plain layers cost more on a CPU than their arithmetic: XLA compiles the gradient of a convolution inside `lax.scan` to
 a scalar loop (80 times slower), batch norm and ReLU pass over the large un-pooled array several times, and the gradient
 of max-pooling is a slow select-and-scatter. What is here is plain JAX, so it runs on every device.
+
+Products may be less exact than float32, sums and all that is stored are not: `precision` is one of PRECISIONS.
 """
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,30 +16,65 @@ from jaxtyping import Array, Float
 EPSILON = 1e-5  # added to every variance of a batch norm
 _CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 
+# What a network's products are rounded to: auto is TF32 on GPUs that have it and float32 elsewhere; the other two make
+# a difference on such GPUs only. bfloat16 also rounds what a convolution returns, on every device.
+PRECISIONS = {
+    "auto": None,
+    "float32": jax.lax.Precision.HIGHEST,
+    "tensorfloat32": jax.lax.Precision.HIGH,
+    "bfloat16": None,
+}
 
-def _convolve(x: Array, kernel: Array, padding: str | tuple[tuple[int, int], ...]) -> Array:
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=_CHANNELS_LAST)
+
+def check_precision(precision: str) -> str:
+    """Its argument. Raises ValueError unless it is one of PRECISIONS."""
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    return precision
 
 
-@jax.custom_vjp
-def conv3x3(x: Float[Array, "B H W I"], kernel: Float[Array, "3 3 I D"]) -> Float[Array, "B H W D"]:
-    """3x3 convolution with same padding, x [B, H, W, I] to [B, H, W, D].
+def _rounded(x: Array, precision: str) -> Array:
+    return x.astype(jnp.bfloat16) if precision == "bfloat16" else x
+
+
+def _convolve(x: Array, kernel: Array, padding: str | tuple[tuple[int, int], ...], precision: str) -> Array:
+    left, right = _rounded(x, precision), _rounded(kernel, precision)
+    z = jax.lax.conv_general_dilated(
+        left, right, (1, 1), padding, dimension_numbers=_CHANNELS_LAST, precision=PRECISIONS[precision]
+    )
+    return z.astype(x.dtype)
+
+
+def conv1x1(
+    x: Float[Array, "*rest I"], kernel: Float[Array, "I D"], precision: str = "auto"
+) -> Float[Array, "*rest D"]:
+    """1x1 convolution: x [..., I] to [..., D]."""
+    left, right = _rounded(x, precision), _rounded(kernel, precision)
+    return jnp.matmul(left, right, precision=PRECISIONS[precision]).astype(x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def conv3x3(
+    x: Float[Array, "B H W I"], kernel: Float[Array, "3 3 I D"], precision: str = "auto"
+) -> Float[Array, "B H W D"]:
+    """3x3 convolution with same padding, x [B, H, W, I] to [B, H, W, D], and its gradients at the same precision.
 
     Both gradients are written as convolutions with the standard axis order. XLA's CPU compiler reorders the axes of
     other convolutions at the top level only; inside a loop it falls back to scalar code.
     """
-    return _convolve(x, kernel, "SAME")
+    return _convolve(x, kernel, "SAME", precision)
 
 
-def _conv_forward(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return conv3x3(x, kernel), (x, kernel)
+def _conv_forward(x: Array, kernel: Array, precision: str) -> tuple[Array, tuple[Array, Array]]:
+    return conv3x3(x, kernel, precision), (x, kernel)
 
 
-def _conv_backward(saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+def _conv_backward(precision: str, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, kernel = saved
-    to_x = _convolve(cotangent, kernel[::-1, ::-1].swapaxes(2, 3), "SAME")
+    to_x = _convolve(cotangent, kernel[::-1, ::-1].swapaxes(2, 3), "SAME", precision)
     # Input channels take the batch's place and images are summed over, with the cotangent as an H x W kernel.
-    to_kernel = _convolve(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), ((1, 1), (1, 1)))
+    image, window = x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3)
+    to_kernel = _convolve(image, window, ((1, 1), (1, 1)), precision)
     return to_x, to_kernel.transpose(1, 2, 0, 3)
 
 
@@ -53,6 +92,41 @@ def _windows(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h 2 w 2 D"]:
     tasks, images, rows, columns, width = z.shape
     cropped = z[:, :, : rows // 2 * 2, : columns // 2 * 2]
     return cropped.reshape(tasks, images, rows // 2, 2, columns // 2, 2, width)
+
+
+def pool_first(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h w D"]:
+    """`max_pool` whose gradient goes to the first of equal maxima, for z that is no stored array.
+
+    Which entry was the largest is kept, so nothing is compared twice, and there is no scatter.
+    """
+    rows, columns = (size // 2 * 2 for size in z.shape[2:4])
+    return _pool_even(z[:, :, :rows, :columns])
+
+
+@jax.custom_vjp
+def _pool_even(z: Array) -> Array:
+    return max_pool(z)
+
+
+def _pool_forward(z: Array) -> tuple[Array, Array]:
+    corners = jnp.stack(_corners(z))
+    return corners.max(0), corners.argmax(0).astype(jnp.int8)
+
+
+def _pool_backward(winner: Array, cotangent: Array) -> tuple[Array]:
+    parts = [jnp.where(winner == i, cotangent, 0.0) for i in range(4)]
+    rows = [jnp.stack(parts[i : i + 2], axis=4) for i in (0, 2)]  # [T, N, h, w, 2, D]
+    tasks, images, height, width, channels = winner.shape
+    return (jnp.stack(rows, axis=3).reshape(tasks, images, 2 * height, 2 * width, channels),)
+
+
+def _corners(z: Array) -> list[Array]:
+    """The four entries [T, N, h, w, D] of every window of `max_pool`, row by row."""
+    windows = _windows(z)
+    return [windows[:, :, :, i, :, j] for i in (0, 1) for j in (0, 1)]
+
+
+_pool_even.defvjp(_pool_forward, _pool_backward)
 
 
 def _spread(pooled: Float[Array, "T N h w D"]) -> Float[Array, "T N h 1 w 1 D"]:
@@ -109,10 +183,9 @@ def _unpool(
     z: Float[Array, "T N H W D"], pooled: Float[Array, "T N h w D"], cotangent: Float[Array, "T N h w D"]
 ) -> Float[Array, "T N H W D"]:
     """Gradient [T, N, H, W, D] of `max_pool` at z, ties shared equally."""
-    windows = _windows(z)
     # Four slices, not a sum over the window axes: XLA then fuses the count into one pass over z.
-    ties = sum((windows[:, :, :, i, :, j] == pooled).astype(z.dtype) for i in (0, 1) for j in (0, 1))
-    shared = jnp.where(windows == _spread(pooled), _spread(cotangent / ties), 0.0)
+    ties = sum((corner == pooled).astype(z.dtype) for corner in _corners(z))
+    shared = jnp.where(_windows(z) == _spread(pooled), _spread(cotangent / ties), 0.0)
     rows, columns = z.shape[2] // 2 * 2, z.shape[3] // 2 * 2
     shared = shared.reshape(*z.shape[:2], rows, columns, z.shape[-1])
     return jnp.pad(shared, ((0, 0), (0, 0), (0, z.shape[2] - rows), (0, z.shape[3] - columns), (0, 0)))

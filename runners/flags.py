@@ -25,7 +25,7 @@ def parse(arguments: Sequence[str] | None = None) -> RunConfig:
 def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     path = config.run_dir or resolve(config).run_dir
     assert path is not None
-    location = {"run_dir": path, "resume": True, "data_root": config.data_root}
+    location = {name: getattr(config, name) for name in NOT_STORED} | {"run_dir": path}
     stored = RunConfig.from_json(run_directory.load(Path(path)).config, **location)
     wanted = {name: value for name, value in given.items() if name not in NOT_STORED and not is_open(value)}
     wanted |= wanted.pop("settings", {})
@@ -72,11 +72,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shot", type=int, metavar="S", help="labelled images a class (default 1)")
     parser.add_argument("--query", type=count_or_auto, metavar="Q", help="queries a class in training")
     parser.add_argument("--episodes", type=count_or_auto, metavar="N", help="training tasks in all")
-    parser.add_argument("--tasks-per-step", type=int, metavar="T", help="tasks of an optimiser step (default 1)")
+    parser.add_argument(
+        "--tasks-per-step", type=int, metavar="T", help="tasks of an optimiser step, shared by all devices (default 1)"
+    )
     parser.add_argument("--inner-steps", type=count_or_auto, metavar="n", help="inference steps in training")
     parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="e.g. inference.rho=0.5")
     parser.add_argument("--seed", type=int, help="of the network, the tasks and the inference (default 0)")
     parser.add_argument("--run-dir", metavar="DIR", help="default runs/<dataset>-<likelihood>-...")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run folder")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
+    several = parser.add_argument_group("several processes", "start the same command line in each, numbered from 0")
+    several.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of process 0; auto under Slurm or Open MPI (default $JAX_COORDINATOR_ADDRESS)",
+    )
+    several.add_argument("--processes", type=int, metavar="K", help="how many (default $JAX_NUM_PROCESSES)")
+    several.add_argument("--process-id", type=int, metavar="I", help="of this one (default $JAX_PROCESS_ID)")
     return parser

@@ -12,13 +12,12 @@ from typing import Any
 import jax
 
 from inference.outer.checkpoint import CheckpointError
-from runners import baselines, compilation_cache, run_directory, scoring, tables
+from runners import baselines, compilation_cache, optimisation, processes, run_directory, scoring, tables
 from runners.build import build_model, describe, with_weights
 from runners.configuration import RunConfig, resolve
 from runners.console import Progress, one_line_errors
 from runners.data import EVALUATION_SEED, calibration_episodes, draw_episodes, load_splits, test_shape, with_queries
 from runners.flags import parse
-from runners.optimisation import build_trainer
 from runners.overrides import ConfigError
 from runners.run_directory import RunDirectory, RunError
 from runners.training import Training
@@ -34,6 +33,7 @@ def main(config: RunConfig) -> dict[str, Any]:
     path = Path(config.run_dir or "")
     if not config.resume:
         run_directory.check_new(path)
+        processes.wait_for_all("the run folder is new")
     splits = load_splits(config.dataset, config.data_root)
     config = with_queries(config, splits)
     directory = _open(config, path, splits)
@@ -50,12 +50,15 @@ def main(config: RunConfig) -> dict[str, Any]:
 def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
     """The run folder: made after everything has been checked, or opened to resume."""
     build_model(config, splits.image_shape)
+    optimisation.mesh(config)
     environment = {"jax": jax.__version__, "backend": jax.default_backend(), "processor": compilation_cache.processor()}
     if not config.resume:
         stored = {**config.to_json(), "image_shape": splits.image_shape, "environment": environment}
-        return run_directory.create(path, stored)
-    directory = run_directory.load(path)
-    if directory.config.get("environment") != environment:
+        if processes.is_first():
+            run_directory.create(path, stored)
+        processes.wait_for_all("the run folder is there")
+    directory = run_directory.load(path, writes=processes.is_first())
+    if config.resume and directory.config.get("environment") != environment:
         print(f"{path} was begun with another JAX version or processor: numbers may differ in their last digits")
     return directory
 
@@ -67,7 +70,7 @@ def _training(config: RunConfig, splits: Splits, directory: RunDirectory) -> Tra
     known, calibration = calibration_episodes(config, splits.train, config.way, config.shot)
     return Training(
         model,
-        build_trainer(model, splits.train),
+        optimisation.build_trainer(model, splits.train),
         directory,
         validate=lambda now: scoring.score(now, scoring.embed(now.deep_kernel, splits.validation), fixed),
         calibrate=lambda now: scoring.temperature_of(now, known, calibration),
@@ -103,8 +106,10 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
     try:
         with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
             config = parse(arguments)
+            processes.connect(config)
             compilation_cache.enable()
-            result = main(config)
+            with processes.only_first_prints():
+                result = main(config)
     except KeyboardInterrupt:  # before or after training, or a second time during it
         print("stopped at once; checkpoints and weights written so far are complete", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -4,12 +4,15 @@ from typing import Any
 
 import jax
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Key
 
 import inference
+from inference.outer.devices import task_mesh
 from inference.outer.svi import Recipe, Trainer, make_trainer
 from runners.build import Model, keys
 from runners.configuration import RunConfig
+from runners.overrides import ConfigError
 from tasks import Dataset, OpenTask, Task, sample_task
 
 
@@ -35,7 +38,16 @@ def build_trainer(model: Model, dataset: Dataset) -> Trainer:
         build_optimiser(config),
         classes=config.way,
         tasks_per_step=config.tasks_per_step,
+        mesh=mesh(config),
     )
+
+
+def mesh(config: RunConfig) -> Mesh | None:
+    """The devices that share the tasks of a step; None for one. Raises ConfigError unless they divide the tasks."""
+    try:
+        return task_mesh(config.tasks_per_step)
+    except ValueError as error:
+        raise ConfigError(f"--tasks-per-step: {error}") from error
 
 
 def build_optimiser(config: RunConfig) -> optax.GradientTransformation:

@@ -6,6 +6,7 @@
     weights.safetensors   what prediction needs, with the configuration in its metadata
 
 Every file but metrics.jsonl is replaced in one move: a process killed at any time leaves the old or the new one.
+Where several processes train one model, the first alone writes.
 """
 
 import json
@@ -28,10 +29,14 @@ class RunError(ValueError):
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run folder that exists and whose configuration has been read. Made by `create` and `load`."""
+    """A run folder that exists and whose configuration has been read. Made by `create` and `load`.
+
+    writes: whether this process may change it; where not, what would be written is left out.
+    """
 
     path: Path
     config: dict[str, Any]
+    writes: bool = True
 
     @property
     def checkpoints(self) -> Path:
@@ -53,6 +58,8 @@ class RunDirectory:
 
         Numbers that are not finite become null, which is what JSON has for them.
         """
+        if not self.writes:
+            return
         record = {"step": step} | {name: _plain(value) for name, value in values.items()}
         with self.metrics.open("a") as file:
             file.write(json.dumps(record) + "\n")
@@ -66,12 +73,15 @@ class RunDirectory:
 
     def cut_metrics(self, step: int) -> None:
         """Drop the records after `step`, so that a resumed run writes them again."""
+        if not self.writes:
+            return
         kept = [record for record in self.read_metrics() if record["step"] <= step]
         replace_text(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
 
     def save_checkpoint(self, step: int, state: Any) -> None:
         """Save the state of the outer loop after `step` steps; the two newest checkpoints are kept."""
-        checkpoint.save(self.checkpoints, step, state)
+        if self.writes:
+            checkpoint.save(self.checkpoints, step, state)
 
     def restore_checkpoint(self, example: Any) -> tuple[int, Any] | None:
         """Newest checkpoint as (step, state), shaped like `example`; None if the run was stopped before its first one.
@@ -83,7 +93,8 @@ class RunDirectory:
 
     def save_weights(self, tree: Mapping[Any, Any]) -> None:
         """Export a nested dict of arrays, with the configuration."""
-        weights.save(self.weights, tree, {"config": json.dumps(_with_version(self.config))})
+        if self.writes:
+            weights.save(self.weights, tree, {"config": json.dumps(_with_version(self.config))})
 
     def load_weights(self) -> dict[Any, Any]:
         """The exported weights as a nested dict of NumPy arrays. Raises: RunError if missing or damaged."""
@@ -121,7 +132,7 @@ def create(path: Path, config: Mapping[str, Any]) -> RunDirectory:
     return load(path)
 
 
-def load(path: Path) -> RunDirectory:
+def load(path: Path, writes: bool = True) -> RunDirectory:
     """Read a run folder. Raises: RunError if it is missing, damaged or of a schema version not known here."""
     file = path / "config.json"
     if not file.is_file():
@@ -133,7 +144,7 @@ def load(path: Path) -> RunDirectory:
         raise RunError(f"damaged configuration: {file} is no JSON object with a schema_version; train again") from error
     if version != SCHEMA_VERSION:
         raise RunError(f"{file} has schema version {version!r}, this program reads {SCHEMA_VERSION}; train again")
-    return RunDirectory(path, config)
+    return RunDirectory(path, config, writes)
 
 
 def _with_version(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,56 +5,31 @@ the last row, so a resumed run writes the same numbers as one that was never sto
 """
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
-from types import FrameType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from evaluation import metrics
 from inference.outer import checkpoint
 from inference.outer.svi import StepLog, Trainer
-from models.kernels import Kernel
+from runners import processes
 from runners.build import Model, export
 from runners.console import Progress, format_bytes, format_percent, format_seconds
+from runners.interruption import Interrupted
+from runners.rows import hyperparameters, summary, table
 from runners.run_directory import RunDirectory, RunError
 from runners.scoring import Scores
 
 WALL_CLOCK = ("seconds", "episodes_per_second")
-_TIMED_STEPS = 2
+_TIMED_DISPATCHES = 2
 _AHEAD = 4  # steps that wait in the queue: enough to keep the device busy, few enough to stop at once
-
-
-class Interrupted:
-    """Context in which Ctrl-C and SIGTERM are noted in `signal` instead of stopping the program; twice stops it."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> "Interrupted":
-        if threading.current_thread() is threading.main_thread():  # others cannot receive signals
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._note)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        del frame
-        self.signal = number
-        for known, handler in self._previous.items():
-            signal.signal(known, handler)
+_TOGETHER = 50  # steps of one dispatch where Python would be in the way
+_AGREE_EVERY = 10  # dispatches, where several processes must hear of a signal to one of them
 
 
 @dataclass
@@ -74,6 +49,8 @@ class Training:
     seconds: float = 0.0
     clock: float = 0.0
     window: list[StepLog] = field(default_factory=list)
+    programs: dict[int, Callable] = field(default_factory=dict)
+    asked: int = 0
     shown: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> int | None:
@@ -81,24 +58,24 @@ class Training:
         self.clock = time.perf_counter()
         started_anew = self._restore()
         steps, settings = self.model.config.steps, self.model.config.trainer
-        interval = settings.validate_every or max(steps // 20, 250)
-        advance = self._compile()
+        self._estimate()
+        stopped_by = 0
         with Interrupted() as interrupted:
             if started_anew:
                 self._row(validated=True)
                 self._save()
-            while self.step < steps and interrupted.signal is None:
-                self._advance(advance)
-                validated = self.step % interval == 0 or self.step == steps
+            while self.step < steps and not (stopped_by := self._agreed(interrupted.signal)):
+                self._advance(self._next_count())
+                validated = self.step % self._interval == 0 or self.step == steps
                 if validated or self.step % settings.log_every == 0:
                     self._row(validated)
                 if validated:
                     self._save()
-            if interrupted.signal is not None:
+            if stopped_by:
                 self._check_finite()
                 self._save()
         self.progress.close()
-        return interrupted.signal if self.step < steps else None
+        return stopped_by or None
 
     def current(self) -> Model:
         """The model at the parameters of now."""
@@ -110,11 +87,12 @@ class Training:
         self.state = self.trainer.init()
         restored = self.directory.restore_checkpoint(self._checkpoint())
         self.directory.cut_metrics(-1 if restored is None else restored[0])
+        processes.wait_for_all("all have read the newest checkpoint")  # before the first writes the next
         if restored is None:
             return True
         self.step, held = restored
         self.state = held["state"]
-        records = self.directory.read_metrics()
+        records = [record for record in self.directory.read_metrics() if record["step"] <= self.step]
         last = records[-1] if records else {"step": -1}
         if not 0 <= self.step - last["step"] < len(held["window"]):
             raise RunError(
@@ -133,42 +111,76 @@ class Training:
     def _checkpoint(self) -> dict[str, Any]:
         rows = np.zeros((self.model.config.trainer.log_every, len(StepLog._fields)))
         if self.window:
-            rows[: len(self.window)] = np.array(jax.device_get(self.window), float)
+            logged = table(self.window)
+            rows[: len(logged)] = logged
         return {"state": self.state, "window": rows}
 
     def _save(self) -> None:
         self.directory.save_checkpoint(self.step, self._checkpoint())
 
-    def _compile(self) -> Callable:
-        """The compiled step, timed on a copy of the state so that the estimate comes before the run."""
-        step = self.trainer.step
-        compiled = step.lower(self.state, 0).compile()
-        copy, _ = compiled(jax.tree.map(jnp.copy, self.state), 0, step.sampler)
+    @property
+    def _interval(self) -> int:
+        """Steps from one validation to the next."""
+        return self.model.config.trainer.validate_every or max(self.model.config.steps // 20, 250)
+
+    @property
+    def _together(self) -> int:
+        """Steps of one dispatch where no row comes in between: XLA runs convolutions in loops slowly on CPU alone."""
+        return self.model.config.trainer.steps_per_dispatch or (1 if jax.default_backend() == "cpu" else _TOGETHER)
+
+    def _next_count(self) -> int:
+        """Steps of the next dispatch."""
+        periods = (self.model.config.trainer.log_every, self._interval)
+        return dispatch_size(self.step, self._together, periods, self.model.config.steps)
+
+    def _program(self, count: int) -> Callable:
+        """The compiled program of that many steps."""
+        if count not in self.programs:
+            step = self.trainer.step
+            compiled = step.lower(self.state, 0, None if count == 1 else count).compile()
+            self.programs[count] = compiled
+        return self.programs[count]
+
+    def _estimate(self) -> None:
+        """Compile, and time the compiled program on a copy of the state, so that the estimate comes before the run."""
+        count, start = self._next_count(), time.perf_counter()
+        compiled, sampler = self._program(count), self.trainer.step.sampler
+        compilation = time.perf_counter() - start
+        copy, _ = compiled(jax.tree.map(jnp.copy, self.state), 0, sampler)
         start = time.perf_counter()
-        for _ in range(_TIMED_STEPS):
-            copy, _ = compiled(copy, 0, step.sampler)
+        for _ in range(_TIMED_DISPATCHES):
+            copy, _ = compiled(copy, 0, sampler)
         jax.block_until_ready(copy)
-        seconds = (time.perf_counter() - start) / _TIMED_STEPS
+        seconds = (time.perf_counter() - start) / _TIMED_DISPATCHES / count
         left = (self.model.config.steps - self.step) * seconds
         self.progress.message(
             f"a step takes {1e3 * seconds:.3g} ms and {format_bytes(_bytes(compiled))} of memory: "
-            f"about {format_seconds(left)} of training, validation not counted"
+            f"about {format_seconds(left)} of training, validation not counted; "
+            f"compiled in {format_seconds(compilation)}"
         )
-        return lambda state, index: compiled(state, index, step.sampler)
 
-    def _advance(self, advance: Callable) -> None:
-        """One step, dispatched without waiting for it; at most _AHEAD are under way."""
-        self.state, log = advance(self.state, self.step)
-        self.step += 1
+    def _advance(self, count: int) -> None:
+        """One dispatch of `count` steps, without waiting for it; few enough are under way that it can stop soon."""
+        self.state, log = self._program(count)(self.state, self.step, self.trainer.step.sampler)
+        self.step += count
         self.window.append(log)
-        if len(self.window) > _AHEAD:
-            jax.block_until_ready(self.window[-1 - _AHEAD].loss)
-            done = self.step - _AHEAD
+        ahead = max(1, _AHEAD // count)
+        if len(self.window) > ahead:
+            jax.block_until_ready(self.window[-1 - ahead].loss)
+            done = self.step - ahead * count
             self.progress.update(done * self.model.config.tasks_per_step, self.shown)
+
+    def _agreed(self, received: int | None) -> int:
+        """The signal to stop at now, 0 for none. Several processes ask each other, at the same steps."""
+        if jax.process_count() == 1:
+            return received or 0
+        self.asked += 1
+        return processes.largest(received or 0) if self.asked % _AGREE_EVERY == 0 else 0
 
     def _check_finite(self) -> None:
         """Raises RunError on a loss that is not finite."""
-        for number, row in enumerate(jax.device_get(self.window), self.step - len(self.window) + 1):
+        rows = [StepLog(*row) for row in table(self.window)]
+        for number, row in enumerate(rows, self.step - len(rows) + 1):
             if not np.isfinite(row.loss):
                 kept = checkpoint.steps(self.directory.checkpoints)
                 last = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
@@ -181,9 +193,9 @@ class Training:
         """Write one row of metrics: the steps since the last row, and, where `validated`, the model's scores."""
         self._check_finite()
         model = self.current()
-        episodes = len(self.window) * model.config.tasks_per_step
+        episodes = len(table(self.window)) * model.config.tasks_per_step
         values: dict[str, Any] = {"episodes": self.step * model.config.tasks_per_step}
-        values |= _summary(self.window) | _hyperparameters(model)
+        values |= summary(self.window) | hyperparameters(model)
         trained = time.perf_counter() - self.clock
         if validated:
             values |= self._validate(model)
@@ -220,30 +232,16 @@ class Training:
         self.progress.update(values["episodes"], self.shown)
 
 
+def dispatch_size(step: int, together: int, periods: tuple[int, ...], last: int) -> int:
+    """`together` steps, or one where a row (at the multiples of each period) or the end comes before.
+
+    A function of the step and the settings alone: a resumed run repeats the programs of one that was never stopped.
+    """
+    row = min((step // period + 1) * period for period in periods)
+    return together if step + together <= min(row, last) else 1
+
+
 def _bytes(compiled: Any) -> int:
     analysis = compiled.memory_analysis()
     sizes = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
     return sum(getattr(analysis, size, 0) for size in sizes)
-
-
-def _summary(window: list[StepLog]) -> dict[str, Any]:
-    """Means of the loss and its parts, the largest residual, and counts, over the steps of a window."""
-    if not window:
-        return {}
-    columns = StepLog(*np.array(jax.device_get(window), float).T)
-    means = {name: float(getattr(columns, name).mean()) for name in ("loss", "objective", "log_prior")}
-    counts = {name: int(getattr(columns, name).sum()) for name in ("failures", "clipped")}
-    return means | {"residual": float(columns.residual.max())} | counts
-
-
-def _hyperparameters(model: Model) -> dict[str, float]:
-    """Hyper-parameters of kernel and likelihood, the output scale, and the prior's pull on it (d log p / d log s2)."""
-    values = {**model.deep_kernel.hyperparameters(), **model.likelihood.parameters()}
-    plain = {name: float(value) for name, value in values.items()}
-    pull = _prior_pull(model.deep_kernel.kernel, values["log_scale"])
-    return plain | {"scale": math.exp(plain["log_scale"]), "prior_pull": float(pull)}
-
-
-@partial(jax.jit, static_argnums=0)
-def _prior_pull(kernel: Kernel, log_scale: Array) -> Array:
-    return jax.grad(kernel.priors()["log_scale"].log_prob)(log_scale)

@@ -9,8 +9,8 @@ from jax.test_util import check_grads
 
 import models
 from models import backbones
-from models.backbones import Conv4, ConvBlock, TaskBatchNorm
-from models.convolution import EPSILON, conv3x3, max_pool, norm_relu_pool
+from models.backbones import Conv4, ConvBlock, ResidualBlock, ResNet12, TaskBatchNorm
+from models.convolution import EPSILON, PRECISIONS, conv3x3, max_pool, norm_relu_pool, pool_first
 
 
 def plain_conv(x, kernel):
@@ -102,6 +102,90 @@ def test_convolution_gradients_equal_autodiff(channels):
             np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_products_of_a_convolution_and_its_gradients_have_the_precision_asked_for(precision):
+    """In what is handed to the compiler: a CPU rounds nothing to TF32. All that is stored stays float32."""
+    x, kernel = jnp.ones((2, 4, 4, 3)), jnp.ones((3, 3, 3, 5))
+    network = jax.value_and_grad(lambda x, kernel: conv3x3(x, kernel, precision).sum(), argnums=(0, 1))
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(jax.eval_shape(network, x, kernel)))
+    text = jax.jit(network).lower(x, kernel).as_text()
+    convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
+    assert len(convolutions) == 3
+    word = {"float32": "HIGHEST", "tensorfloat32": "HIGH"}.get(precision, "DEFAULT")
+    for line in convolutions:
+        assert line.count(f"<precision = {word}>") + line.count(f"precision {word}") == 2, line
+        assert line.count("bf16") == (3 if precision == "bfloat16" else 0)
+
+
+def test_bfloat16_rounds_products_to_eight_bits():
+    """Error of one convolution against float32: above 0, within the 2^-9 of inputs, weights and result together."""
+    x = jax.random.normal(jax.random.key(20), (2, 8, 8, 16))
+    kernel = jax.random.normal(jax.random.key(21), (3, 3, 16, 16))
+    exact, rounded = (jax.jit(conv3x3, static_argnums=2)(x, kernel, name) for name in ("float32", "bfloat16"))
+    error = jnp.sqrt(jnp.mean((rounded - exact) ** 2) / jnp.mean(exact**2))
+    assert 1e-4 < error < 3 * 2**-9
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="one of auto, float32, tensorfloat32, bfloat16, got 'half'"):
+        Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=4, precision="half")
+
+
+@pytest.mark.parametrize("size", [(6, 4), (5, 7)])
+def test_pooling_keeps_which_entry_was_the_largest(size):
+    """Its gradient is that of `reduce_window` where maxima are unique; of equal ones the first gets all."""
+    with jax.enable_x64(True):
+        z = jax.random.normal(jax.random.key(22), (2, 3, *size, 2))
+        weights = jax.random.normal(jax.random.key(23), (2, 3, size[0] // 2, size[1] // 2, 2))
+        mine, usual = (jax.grad(lambda z, pool=pool: (weights * pool(z)).sum())(z) for pool in (pool_first, max_pool))
+        np.testing.assert_array_equal(mine, usual)
+        tied = jax.grad(lambda z: (weights * pool_first(z)).sum())(jnp.zeros_like(z))
+        np.testing.assert_array_equal(tied[:, :, : size[0] // 2 * 2 : 2, : size[1] // 2 * 2 : 2], weights)
+        np.testing.assert_allclose(tied.sum(), weights.sum(), rtol=1e-12)
+
+
+def test_residual_block_and_its_gradient_equal_plain_layers():
+    with jax.enable_x64(True):
+        block = ResidualBlock(2, 4, rngs=nnx.Rngs(0), momentum=0.9, precision="auto")
+        graph, parameters, rest = nnx.split(block, nnx.Param, ...)
+        x = jax.random.normal(jax.random.key(24), (2, 3, 5, 4, 2))
+
+        def mine(parameters, x):
+            return (nnx.merge(graph, parameters, rest, copy=True)(x, True) ** 2).sum()
+
+        def plain(parameters, x):
+            def convolve(x, kernel):
+                z = plain_conv(x.reshape(-1, *x.shape[2:]), kernel)
+                z = z.reshape(*x.shape[:2], *z.shape[1:])
+                axes = (1, 2, 3)
+                return (z - z.mean(axes, keepdims=True)) / jnp.sqrt(z.var(axes, keepdims=True) + EPSILON)
+
+            straight = convolve(x, parameters["shortcut"][None, None])
+            for i in range(3):
+                x = convolve(x, parameters[f"kernel{i}"])
+                x = jax.nn.leaky_relu(x if i < 2 else x + straight, 0.1)
+            return (max_pool(x) ** 2).sum()
+
+        got, of_mine = jax.jit(jax.value_and_grad(mine, argnums=(0, 1)))(parameters, x)
+        expected, of_plain = jax.jit(jax.value_and_grad(plain, argnums=(0, 1)))(nnx.to_pure_dict(parameters), x)
+        np.testing.assert_allclose(got, expected, rtol=1e-10)
+        of_mine = (nnx.to_pure_dict(of_mine[0]), of_mine[1])
+        for name in ("kernel0", "kernel1", "kernel2", "shortcut"):
+            np.testing.assert_allclose(of_mine[0][name], of_plain[0][name], rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(of_mine[1], of_plain[1], rtol=1e-9, atol=1e-9)
+
+
+def test_resnet12_has_ten_times_its_width_of_features():
+    network = nnx.eval_shape(lambda: ResNet12((84, 84, 3), rngs=nnx.Rngs(0)))
+    assert network.features == 640
+    assert network.block3.kernel2.get_value().shape == (3, 3, 640, 640)
+    assert network.block1.shortcut.get_value().shape == (64, 160)
+    with pytest.raises(ValueError, match="ResNet12 expects images of at least 16x16, got 12x28"):
+        ResNet12((12, 28, 1), rngs=nnx.Rngs(0), width=2)
+    with pytest.raises(ValueError, match="expects an even width, got 3"):
+        ResNet12((16, 16, 1), rngs=nnx.Rngs(0), width=3)
+
+
 def test_no_loop_convolution_has_unusual_axes():
     """Inside `lax.scan` XLA's CPU compiler runs any other order of axes as scalar code."""
 
@@ -179,7 +263,10 @@ def test_task_batch_norm_standardises_each_task_and_learns_the_running_statistic
     np.testing.assert_allclose(norm.variance[...], x.var(1).mean(0), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", list(models.BACKBONES))
+LONG = {"resnet12": pytest.mark.slow}  # seconds to compile; its block is compared with plain layers above
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, ())) for name in models.BACKBONES])
 def test_tasks_do_not_mix_in_training_nor_images_in_evaluation(name):
     width = {} if name == "identity" else {"width": 4}
     backbone = models.BACKBONES[name]((16, 17, 1), rngs=nnx.Rngs(0), **width)

@@ -125,6 +125,20 @@ def test_a_step_is_a_function_of_state_and_index(single):
     assert_same(single.learned(first), single.learned(second), rtol=0)
 
 
+def test_steps_of_one_dispatch_are_the_steps_one_by_one(single):
+    """Every row of the log, and what was learned, to rounding: XLA orders sums in a loop as it likes."""
+    state, logs = single.start(), []
+    for index in range(2, 5):
+        state, log = single.step(state, index)
+        logs.append(log)
+    together, stacked = single.trainer.step(single.start(), 2, 3)
+    assert stacked.loss.shape == (3,)
+    for name, values in stacked._asdict().items():
+        expected = [getattr(log, name) for log in logs]
+        np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-6, err_msg=name)
+    assert_same(single.learned(together), single.learned(state), rtol=1e-4, atol=1e-6)
+
+
 # The loss
 
 
@@ -328,9 +342,13 @@ def conv_images():
 
 @pytest.fixture(scope="module")
 def programs():
-    """The training step and, on the same images, value and gradient of the network alone; both lowered."""
+    """The training step and, on the same images, value and gradient of the network alone; both lowered.
+
+    The network rounds to bfloat16, so that it can be told from what must not.
+    """
     rngs = nnx.Rngs(0)
-    model = DeepKernel(Conv4(CONV_SHAPE, rngs=rngs, width=5), KERNELS["rbf"](), rngs=rngs)
+    network = Conv4(CONV_SHAPE, rngs=rngs, width=5, precision="bfloat16")
+    model = DeepKernel(network, KERNELS["rbf"](), rngs=rngs)
     recipe = RECIPE._replace(inner_steps=3)
     trainer = make_trainer(
         jax.random.key(0), model, recipe, lambda key: conv_images(), optax.adam(1e-3), classes=CLASSES, tasks_per_step=2
@@ -339,8 +357,8 @@ def programs():
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 
     def loss(params, x):
-        network = nnx.merge(graph, params, rest, copy=True)
-        return jnp.sum(jnp.sin(network(x, train=True))), nnx.state(network, nnx.BatchStat)
+        merged = nnx.merge(graph, params, rest, copy=True)
+        return jnp.sum(jnp.sin(merged(x, train=True))), nnx.state(merged, nnx.BatchStat)
 
     x = jnp.zeros((2, POINTS, *CONV_SHAPE), jnp.uint8)
     alone = jax.jit(jax.value_and_grad(loss, has_aux=True)).lower(params, x)
@@ -353,6 +371,17 @@ def test_a_step_runs_the_network_forward_and_backward_once(programs):
     assert convolutions(alone) > 0
     assert convolutions(step) == convolutions(alone)
     assert {operation: step[operation] for operation in alone} == dict(alone)
+
+
+def test_only_the_network_is_less_exact_than_float32(programs):
+    """Every convolution is in bfloat16; every product, factorisation and solve of the GP is in exact float32."""
+    lines = programs[0].as_text().splitlines()
+    convolved = [line for line in lines if "stablehlo.convolution" in line]
+    assert convolved and all(line.count("bf16") == 3 for line in convolved)
+    multiplied = [line for line in lines if "stablehlo.dot_general" in line]
+    assert multiplied and all("HIGHEST, HIGHEST" in line and "bf16" not in line for line in multiplied)
+    algebra = [line for line in lines if "cholesky" in line.lower() or "potrf" in line or "triangular_solve" in line]
+    assert algebra and not any("bf16" in line for line in algebra)
 
 
 def test_no_convolution_runs_inside_a_loop(programs):

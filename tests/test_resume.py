@@ -15,7 +15,8 @@ import tiny_omniglot
 
 from inference.outer import checkpoint
 from runners import meta_train, run_directory
-from runners.training import WALL_CLOCK, Interrupted, Training
+from runners.interruption import Interrupted
+from runners.training import WALL_CLOCK, Training, dispatch_size
 
 RUNNER = Path(__file__).resolve().parents[1] / "runners" / "meta_train.py"
 LAST = tiny_omniglot.FLAGS["episodes"]
@@ -80,8 +81,8 @@ def interrupt_after(monkeypatch, step):
     """Ctrl-C comes while the given step runs."""
     advance = Training._advance
 
-    def advance_and_interrupt(training, compiled):
-        advance(training, compiled)
+    def advance_and_interrupt(training, count):
+        advance(training, count)
         if training.step == step:
             os.kill(os.getpid(), signal.SIGINT)
 
@@ -129,6 +130,49 @@ def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
         before = [row for row in rows(path) if row["step"] <= step and "validation_accuracy" in row]
         assert restored == max(row["validation_accuracy"] for row in before)
     assert len(best) == 2
+
+
+def dispatches(start=0, together=3):
+    """Sizes of the dispatches of a run of 20 steps with rows every 6 and every 8, resumed after `start`."""
+    sizes = []
+    while start + sum(sizes) < 20:
+        sizes.append(dispatch_size(start + sum(sizes), together, (6, 8), 20))
+    return sizes
+
+
+def test_no_dispatch_runs_past_a_row_or_depends_on_where_a_run_was_resumed():
+    whole = dispatches()
+    assert whole == [3, 3, 1, 1, 3, 1, 3, 1, 1, 1, 1, 1]  # rows at 6, 8, 12, 16, 18 and 20
+    for number in range(len(whole)):
+        assert dispatches(sum(whole[:number])) == whole[number:]
+    assert dispatches(together=1) == [1] * 20
+
+
+@pytest.mark.slow
+def test_a_run_of_several_steps_a_dispatch_resumes_bit_for_bit(tiny_data, tmp_path, monkeypatch):
+    """Also, its numbers are those of single steps to rounding."""
+    sizes = {"log_every": 4, "validate_every": 8}
+    settings = tiny_omniglot.SETTINGS | {f"trainer.{name}": value for name, value in sizes.items()}
+    settings |= {"trainer.learning_rate": 1e-3}
+    where = ["--data-root", tiny_data, "--run-dir"]
+
+    def train(name, together, *flags):
+        changed = settings | {"trainer.steps_per_dispatch": together}
+        flags = flags or tiny_omniglot.arguments(backbone="mlp", settings=changed)
+        return meta_train.command_line([*flags, *where, str(tmp_path / name)])
+
+    assert train("whole", 2) == 0 and train("single", 1) == 0
+    with monkeypatch.context() as patch:
+        interrupt_after(patch, 10)
+        assert train("stopped", 2) == 128 + signal.SIGINT
+    assert train("stopped", 2, "--resume") == 0
+    assert rows(tmp_path / "stopped") == rows(tmp_path / "whole")
+    one, two = ((tmp_path / name / "weights.safetensors").read_bytes() for name in ("stopped", "whole"))
+    assert one == two
+    for row, other in zip(rows(tmp_path / "whole"), rows(tmp_path / "single"), strict=True):
+        assert row["step"] == other["step"]
+        if row["step"]:
+            assert row["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
 def test_a_second_interrupt_stops_at_once():

@@ -2,7 +2,7 @@
 
 A folder of checkpoints holds one folder a step: `<step>/state` (Orbax) and `<step>/manifest.json` with the name, dtype
 and shape of every array and the SHA-256 of every file. Orbax alone reads a flipped byte as another number, and casts to
-whatever dtype it is asked for; here both are errors.
+whatever dtype it is asked for; here both are errors. Nothing in it depends on how many devices held the state.
 """
 
 import hashlib
@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from inference.outer.devices import own, place
 
 _MANIFEST = "manifest.json"
 _FORMAT = 1
@@ -30,14 +32,12 @@ def save(folder: Path, step: int, state: Any, keep: int = 2) -> Path:
     The checkpoint appears under its name only when it is complete: a process killed at any time leaves the earlier
     ones intact. Random keys are stored as their data.
     """
-    import orbax.checkpoint as ocp  # half a second: only runs that save pay for it
-
     staging = folder / f".staging-{step}"
     for left_over in folder.glob(".staging-*"):
         shutil.rmtree(left_over)
     staging.mkdir(parents=True)
     names, leaves = _flatten(state)
-    with ocp.StandardCheckpointer() as checkpointer:
+    with _orbax() as checkpointer:
         arrays = {name: _to_numpy(leaf) for name, leaf in zip(names, leaves, strict=True) if leaf.size}
         checkpointer.save(staging.resolve() / "state", arrays)
     manifest = {
@@ -65,6 +65,8 @@ def steps(folder: Path) -> list[int]:
 def restore(folder: Path, step: int, example: Any) -> Any:
     """The state saved as `folder/<step>`, with the tree structure of `example`, a state of the same run.
 
+    Arrays lie where those of `example` do, on one device or on many.
+
     Raises: CheckpointError if a file is missing or altered, or if arrays differ in name, dtype or shape.
     """
     checkpoint = folder / str(step)
@@ -72,14 +74,25 @@ def restore(folder: Path, step: int, example: Any) -> Any:
     _verify_files(checkpoint, manifest["sha256"])
     names, leaves = _flatten(example)
     _verify_arrays(checkpoint, manifest["arrays"], dict(zip(names, map(_describe, leaves), strict=True)))
-    import orbax.checkpoint as ocp
-
     wanted = {name: _blank(leaf) for name, leaf in zip(names, leaves, strict=True)}
     stored = {name: blank for name, blank in wanted.items() if blank.size}  # Orbax refuses empty arrays
-    with ocp.StandardCheckpointer() as checkpointer:
+    with _orbax() as checkpointer:
         arrays = wanted | checkpointer.restore(checkpoint.resolve() / "state", stored)
     restored = [_from_numpy(arrays[name], leaf) for name, leaf in zip(names, leaves, strict=True)]
     return jax.tree.unflatten(jax.tree.structure(example), restored)
+
+
+def _orbax() -> Any:
+    """Orbax for this process alone: by itself it waits for all processes, and here one of them may save."""
+    import orbax.checkpoint as ocp  # half a second: only runs that save or resume pay for it
+
+    if jax.process_count() == 1:
+        return ocp.StandardCheckpointer()
+    me = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(
+        primary_host=me, active_processes={me}, barrier_sync_key_prefix=f"process-{me}"
+    )
+    return ocp.StandardCheckpointer(multiprocessing_options=alone)
 
 
 def _flatten(tree: Any) -> tuple[list[str], list[Any]]:
@@ -98,15 +111,17 @@ def _is_key(leaf: Any) -> bool:
 
 
 def _to_numpy(leaf: Any) -> np.ndarray:
+    leaf = own(leaf) if isinstance(leaf, jax.Array) else leaf
     return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
 
 
 def _from_numpy(array: np.ndarray, example: Any) -> Any:
-    if _is_key(example):
-        return jax.random.wrap_key_data(jnp.array(array), impl=jax.random.key_impl(example))
     if isinstance(example, np.generic):
         return array[()]
-    return array if isinstance(example, np.ndarray) else jnp.array(array)
+    if isinstance(example, np.ndarray):
+        return array
+    placed = place(array, example.sharding)
+    return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(example)) if _is_key(example) else placed
 
 
 def _blank(leaf: Any) -> np.ndarray:

@@ -4,7 +4,8 @@ The NumPyro model registers the network and the priors of its hyper-parameters; 
 
     loss = -[(1/T) sum_t L_t + log p(phi)] / N        (N labelled points, phi the hyper-parameters)
 
-The network is evaluated once a step, on all images of all tasks. Everything random is a function of (seed, step).
+The network is evaluated once a step, on all images of all tasks. Everything random is a function of (seed, step, task),
+so neither the number of devices that share the tasks nor of steps that are dispatched together changes it.
 """
 
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpyro
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key
 from numpyro import handlers
 from numpyro.contrib.module import nnx_module
@@ -25,6 +27,7 @@ from numpyro.infer.svi import SVIState
 from numpyro.primitives import mutable
 
 from inference.inner.base import Code, InferenceKernel
+from inference.outer.devices import TASKS, after, averaging, over_tasks, own, replicate
 from inference.outer.hypergradients import HyperGradient
 from inference.outer.objectives import EmbeddedTask, Inner, Objective, Outcome, Process, check_combination
 from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
@@ -75,7 +78,7 @@ class Trainer(NamedTuple):
     init() -> state; step(state, index) -> (state, StepLog), one optimiser step, `state` is donated;
     module(state) -> (deep kernel, likelihood) with the learned values.
 
-    Steps are dispatched one by one: on CPU, XLA runs a convolution inside a loop hundreds of times slower.
+    `step` can also take many optimiser steps in one dispatch, see `Step`.
     """
 
     init: Callable[[], SVIState]
@@ -92,8 +95,9 @@ def make_trainer(
     *,
     classes: int,
     tasks_per_step: int = 1,
+    mesh: Mesh | None = None,
 ) -> Trainer:
-    """Outer loop over the tasks that `sampler` draws, one from each key.
+    """Outer loop over the tasks that `sampler` draws, one from each key, shared between the devices of a `task_mesh`.
 
     The task of (step, index) is a function of `key` and nothing else. A sampler that holds images should be a
     `jax.tree_util.Partial` of them: its arrays are arguments of the compiled step, those of a closure constants in it.
@@ -109,56 +113,76 @@ def make_trainer(
         # Merged anew each time: NumPyro's registration writes traced values into the module that it is given.
         return _outer_model(nnx.merge(graph, params, rest, copy=True), recipe.likelihood, *tasks_and_keys)
 
-    svi = SVI(model, _no_guide, optimiser, loss)
+    svi = SVI(model, _no_guide, averaging(mesh, optimiser), loss)
 
-    held = sampler if isinstance(sampler, jax.tree_util.Partial) else jax.tree_util.Partial(sampler)
+    sampler = sampler if isinstance(sampler, jax.tree_util.Partial) else jax.tree_util.Partial(sampler)
 
-    def batch(index: Array, sampler: Callable) -> tuple[LabelledTasks, Array]:
-        def keys(base: Array) -> Array:
-            return jax.random.split(jax.random.fold_in(base, index), tasks_per_step)
-
-        return jax.vmap(sampler)(keys(data_key)), keys(loop_key)
+    def keys(base: Array, index: Array) -> Array:
+        return jax.random.split(jax.random.fold_in(base, index), tasks_per_step)
 
     def init(sampler: Callable) -> SVIState:
-        state = svi.init(init_key, *batch(jnp.asarray(0), sampler))
+        first = jnp.asarray(0)
+        state = svi.init(init_key, jax.vmap(sampler)(keys(data_key, first)), keys(loop_key, first))
         # One batch has been recorded in the running statistics by then: training starts from the module's own.
         initial = {**state.mutable_state, f"{NETWORK}$state": {"state": nnx.to_pure_dict(rest)}}
         return state._replace(
             mutable_state=jax.tree.map(jnp.asarray, initial) if nnx.to_pure_dict(rest) else state.mutable_state
         )
 
-    @partial(jax.jit, donate_argnums=0)
-    def step(state: SVIState, index: Int[Array, ""], sampler: Callable) -> tuple[SVIState, StepLog]:
-        following, _ = svi.update(state, *batch(index, sampler))
+    def update(state: SVIState, data_keys: Array, loop_keys: Array, sampler: Callable) -> SVIState:
+        following, _ = svi.update(state, jax.vmap(sampler)(data_keys), loop_keys)
         # SVI's own key plays no part: held fixed, a state is a function of parameters and step alone.
-        return following._replace(rng_key=state.rng_key), following.mutable_state[LOG]["row"]
+        following = following._replace(rng_key=state.rng_key)
+        if mesh is None:
+            return following
+        learned = jax.tree.leaves(svi.optim.get_params(following.optim_state))[0].ravel()[0]
+        return following._replace(mutable_state=_combined(after(learned, following.mutable_state)))
+
+    def one(state: SVIState, index: Int[Array, ""], sampler: Callable) -> tuple[SVIState, StepLog]:
+        following = over_tasks(mesh, update)(state, keys(data_key, index), keys(loop_key, index), sampler)
+        return following, following.mutable_state[LOG]["row"]
+
+    @partial(jax.jit, donate_argnums=0, static_argnums=3)
+    def step(
+        state: SVIState, index: Int[Array, ""], sampler: Callable, count: int | None = None
+    ) -> tuple[SVIState, StepLog]:
+        if count is None:
+            return one(state, index, sampler)
+        return jax.lax.scan(lambda now, i: one(now, i, sampler), state, index + jnp.arange(count))
 
     def module(state: SVIState) -> tuple[DeepKernel, Likelihood]:
         # A copy: the next step is given the state's own arrays, and they are gone with it.
-        state = jax.tree.map(jnp.copy, state)
-        values = svi.optim.get_params(state.optim_state)
+        optim_state, mutable_state = jax.tree.map(lambda leaf: jnp.copy(own(leaf)), state[:2])
+        values = svi.optim.get_params(optim_state)
         learned = nnx.merge(graph, params, rest, copy=True)
         nnx.update(learned, _restored(params, values[f"{NETWORK}$params"]))
-        if f"{NETWORK}$state" in state.mutable_state:
-            nnx.update(learned, _restored(rest, state.mutable_state[f"{NETWORK}$state"]["state"]))
+        if f"{NETWORK}$state" in mutable_state:
+            nnx.update(learned, _restored(rest, mutable_state[f"{NETWORK}$state"]["state"]))
         return learned.deep_kernel, recipe.likelihood.with_parameters(values.get(LIKELIHOOD, {}))
 
-    jax.eval_shape(init, held)  # SVI learns the constraints of its parameters when it is initialised
-    return Trainer(partial(jax.jit(init), held), Step(step, held), module)
+    jax.eval_shape(init, sampler)  # SVI learns the constraints of its parameters when it is initialised
+    started = jax.jit(init)
+    return Trainer(lambda: replicate(mesh, started(sampler)), Step(step, replicate(mesh, sampler)), module)
 
 
 class Step(NamedTuple):
-    """One optimiser step: step(state, index) -> (state, StepLog). The jitted function takes the sampler last."""
+    """Optimiser steps: step(state, index) -> (state, StepLog), the state donated.
+
+    With a count, steps index..index + count - 1 run as one program, and the log's fields are [count]. Python then waits
+    between dispatches only, which a GPU needs; on CPU, XLA runs a convolution inside a loop many times slower.
+    """
 
     jitted: Any
     sampler: Callable
 
-    def __call__(self, state: SVIState, index: Int[Array, ""] | int) -> tuple[SVIState, StepLog]:
-        return self.jitted(state, index, self.sampler)
+    def __call__(
+        self, state: SVIState, index: Int[Array, ""] | int, count: int | None = None
+    ) -> tuple[SVIState, StepLog]:
+        return self.jitted(state, index, self.sampler, count)
 
-    def lower(self, state: SVIState, index: Int[Array, ""] | int) -> Any:
+    def lower(self, state: SVIState, index: Int[Array, ""] | int, count: int | None = None) -> Any:
         """`jax.jit`'s `lower`; what it compiles to takes (state, index, sampler)."""
-        return self.jitted.lower(state, index, self.sampler)
+        return self.jitted.lower(state, index, self.sampler, count)
 
 
 class _Embedding(nnx.Module):
@@ -229,6 +253,20 @@ class _OuterLoss(ELBO):
         recipe = self.recipe
         inner = Inner(recipe.inference(embedded.likelihood), recipe.inner_steps, recipe.hypergradient)
         return recipe.objective(key, inner, embedded.likelihood, process, labelled)
+
+
+def _combined(state: dict[str, Any]) -> dict[str, Any]:
+    """Mutable state with the statistics and the log of all tasks, from those of each device's own.
+
+    Running statistics move by a mean over tasks, so the mean over devices of equal shares is what one device records.
+    """
+    mean, total = partial(jax.lax.pmean, axis_name=TASKS), partial(jax.lax.psum, axis_name=TASKS)
+    statistics = {name: value for name, value in state.items() if name != LOG}
+    row = state[LOG]["row"]
+    loss, objective, log_prior = mean((row.loss, row.objective, row.log_prior))
+    residual = jax.lax.pmax(row.residual, TASKS)
+    row = StepLog(loss, objective, log_prior, residual, total(row.failures), total(row.clipped))
+    return {**mean(statistics), LOG: {"row": row}}
 
 
 def latent_process(kernel: Any, hyper: Hyper, classes: int) -> Process:

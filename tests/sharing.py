@@ -1,0 +1,75 @@
+"""Run by test_devices.py with 8 simulated devices: the same training on one of them and on several; prints JSON."""
+
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+from inference.inner import exact
+from inference.outer import checkpoint
+from inference.outer.devices import task_mesh
+from inference.outer.hypergradients import sites
+from inference.outer.objectives import elbo
+from inference.outer.svi import Recipe, make_trainer
+from models import KERNELS, MLP, LabelRegression
+from models.deep_kernel import DeepKernel
+from runners import compilation_cache
+from tasks import make_dataset, sample_task
+
+SHAPE, WAY, SHOT, QUERY, TASKS_PER_STEP, STEPS = (4, 4, 1), 3, 1, 2, 8, 50
+
+
+def pool():
+    rng = np.random.default_rng(0)
+    patterns = rng.uniform(0, 255, size=(6, 1, *SHAPE))
+    images = np.clip(patterns + 60 * rng.normal(size=(6, 5, *SHAPE)), 0, 255).astype(np.uint8)
+    return make_dataset(images.reshape(-1, *SHAPE), np.repeat(np.arange(6), 5))
+
+
+def trainer(mesh):
+    """Plain gradient steps: Adam makes steps out of the rounding of gradients that are 0, as before a batch norm."""
+    rngs = nnx.Rngs(0)
+    deep_kernel = DeepKernel(MLP(SHAPE, rngs=rngs, width=8), KERNELS["cosine-bn"](), rngs=rngs)
+    sampler = jax.tree_util.Partial(lambda data, key: sample_task(key, data, WAY, SHOT, QUERY), pool())
+    recipe = Recipe(LabelRegression(1.0), exact, elbo, sites, 1)
+    settings = {"classes": WAY, "tasks_per_step": TASKS_PER_STEP, "mesh": mesh}
+    return make_trainer(jax.random.key(1), deep_kernel, recipe, sampler, optax.sgd(0.01), **settings)
+
+
+def train(made, state, first, last):
+    logs = []
+    for index in range(first, last):
+        state, log = made.step(state, index)
+        logs.append(log)
+    rows = np.array(jax.device_get(logs), float)
+    return state, rows.tolist()
+
+
+def learned(made, state):
+    deep_kernel, _ = made.module(state)
+    leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(deep_kernel)))
+    return np.concatenate([np.ravel(leaf) for leaf in leaves]).tolist()
+
+
+def main(folder):
+    compilation_cache.enable()
+    made = {1: trainer(None), 8: trainer(task_mesh(TASKS_PER_STEP))}
+    result = {"devices": len(jax.devices()), "rows": {}, "learned": {}}
+    for count, one in made.items():
+        state, result["rows"][count] = train(one, one.init(), 0, STEPS)
+        result["learned"][count] = learned(one, state)
+    for before, after in ((8, 1), (1, 8)):
+        state, rows = train(made[before], made[before].init(), 0, 5)
+        checkpoint.save(folder / f"{before}", 5, state)
+        state = checkpoint.restore(folder / f"{before}", 5, made[after].init())
+        state, more = train(made[after], state, 5, 10)
+        result["rows"][f"{before} then {after}"] = rows + more
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
