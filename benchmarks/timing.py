@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from runners import processor
+
 Run = Callable[[], Any]
 
 
@@ -51,7 +53,8 @@ def clock(run: Run) -> float:
 
 
 def by_turns(contestants: Mapping[str, Run], repeats: int) -> dict[str, Timed]:
-    """First calls, then `repeats` rounds in which each runs once."""
+    """First calls, then `repeats` rounds in which each runs once; the process is tuned as a training run's is."""
+    processor.tune()
     first = {name: clock(run) for name, run in contestants.items()}
     rounds = np.array([[clock(run) for run in contestants.values()] for _ in range(repeats)])
     return {name: Timed(1e3 * column, first[name]) for name, column in zip(contestants, rounds.T, strict=True)}

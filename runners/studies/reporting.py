@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from runners import compilation_cache
+from runners import compilation_cache, processor
 from runners.console import format_table, one_line_errors
 from runners.flags import OneLineParser
 from runners.overrides import ConfigError
@@ -66,6 +66,7 @@ def command_line(name: str, study: Study, description: str, arguments: Sequence[
     with one_line_errors(ConfigError, DataError, StudyError):
         given: argparse.Namespace = parser.parse_args(arguments)
         compilation_cache.enable()
+        processor.tune()
         study(given.quick, given.out, given.seed)
     return 0
 
