@@ -74,16 +74,21 @@ def test_shape(config: RunConfig, dataset: Dataset) -> Shape:
     return Shape(config.way, config.shot, queries(dataset, config.shot, automatic.TEST_QUERIES))
 
 
-def draw_episodes(seed: int, split: str, dataset: Dataset, shape: Shape, count: int) -> Episodes:
-    """`count` episodes; the first n of them are the same for every count. Raises DataError."""
-    tasks.check_task_size(dataset, *shape)
+def draw_episodes(
+    seed: int, split: str, dataset: Dataset, shape: Shape, count: int, other_classes: int = 0
+) -> Episodes:
+    """`count` episodes, with as many queries of each of `other_classes`; the first n are the same for every count.
+
+    Raises DataError.
+    """
+    tasks.check_task_size(dataset, *shape, other_classes)
     base = jax.random.fold_in(jax.random.key(seed), SPLITS.index(split))
     task_key, inference_key = jax.random.split(base)
 
     @jax.jit
     def draw(numbers: Array) -> tuple[TaskIndices, Array]:
         def one(number: Array) -> tuple[TaskIndices, Array]:
-            indices = tasks.sample_indices(jax.random.fold_in(task_key, number), dataset, *shape)
+            indices = tasks.sample_indices(jax.random.fold_in(task_key, number), dataset, *shape, other_classes)
             return indices, jax.random.fold_in(inference_key, number)
 
         return jax.vmap(one)(numbers)

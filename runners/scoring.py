@@ -5,6 +5,7 @@ fixed size, padded at the end, so that nothing is compiled twice and no result d
 """
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,12 +18,14 @@ from jaxtyping import Array, Float
 import tasks
 from evaluation import metrics
 from evaluation.calibration import fit_temperature
+from evaluation.out_of_episode import DetectionScores, solve_open
 from inference.inner.base import Code, settle
 from inference.predictive import predict, temper
 from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
+from models.gaussian import Query
 from runners.build import Model
 from runners.data import Episodes
-from tasks import Dataset
+from tasks import Dataset, TaskIndices
 
 PIXELS_A_CHUNK = 200_000  # of images embedded at once: some 100 MB inside Conv4
 NUMBERS_A_BLOCK = 10_000_000  # of draws of logits at once: 40 MB
@@ -42,8 +45,7 @@ class Scores(NamedTuple):
 
     def failures(self) -> dict[str, int]:
         """Episodes by result code, those that went well left out."""
-        counts = {code.name.lower(): int((self.codes == code).sum()) for code in Code if code != Code.OK}
-        return {name: count for name, count in counts.items() if count}
+        return failures(self.codes)
 
     def accuracies(self) -> dict[str, Any]:
         """Accuracy and its interval alone, for predictions without meaningful probabilities."""
@@ -55,6 +57,12 @@ class Scores(NamedTuple):
     def summary(self, batches: int = 5) -> dict[str, Any]:
         """All metrics, with a fixed random generator for the floor of the ECE."""
         return metrics.summarise(np.random.default_rng(0), self.probabilities, self.labels, batches=batches)
+
+
+def failures(codes: np.ndarray) -> dict[str, int]:
+    """Episodes by result code [E], those that went well left out."""
+    counts = {code.name.lower(): int((codes == code).sum()) for code in Code if code != Code.OK}
+    return {name: count for name, count in counts.items() if count}
 
 
 def embed(deep_kernel: DeepKernel, dataset: Dataset) -> Float[Array, "RI D"]:
@@ -76,27 +84,66 @@ def _embed(graph: Any, state: Any, images: Array) -> Array:
     return nnx.merge(graph, state).features(images)
 
 
-def score(model: Model, features: Float[Array, "I D"], episodes: Episodes, block: int | None = None) -> Scores:
-    """Solve the episodes on features of their split and predict, `block` episodes at a time, at temperature 1."""
+def score(
+    model: Model,
+    features: Float[Array, "I D"],
+    episodes: Episodes,
+    block: int | None = None,
+    latent_temperature: float = 1.0,
+) -> Scores:
+    """Solve the episodes on features of their split and predict, `block` episodes at a time, at temperature 1.
+
+    A latent temperature t other than 1 predicts from f / t; the inference does not know of it.
+    """
     start = time.perf_counter()
-    indices, (way, shot, query) = episodes.indices, episodes.shape
-    del shot
-    count = len(episodes.keys)
-    size = block or max(1, min(50, count, NUMBERS_A_BLOCK // (512 * way * way * query)))
-    hyper = model.deep_kernel.hyperparameters()
-    solve = partial(_solve, model.make_inference, model.deep_kernel.kernel, way, hyper, model.likelihood)
-    parts = []
-    for first in range(0, count, size):
-        part, keys = rows((indices, episodes.keys), first, size)
-        parts.append(solve(features[part.x_support], part.y_support, features[part.x_query], keys))
-    probabilities, codes = (np.concatenate([np.asarray(part[i]) for part in parts])[:count] for i in (0, 1))
-    probabilities, codes = _chance_where_failed(probabilities, codes)
-    return Scores(probabilities, np.asarray(indices.y_query), codes, time.perf_counter() - start)
+    solve = partial(_solve, *_fixed(model, episodes), latent_temperature)
+
+    def answer(part: TaskIndices, keys: Array) -> tuple[Array, Array]:
+        return solve(features[part.x_support], part.y_support, features[part.x_query], keys)
+
+    probabilities, codes = _chance_where_failed(*_in_blocks(answer, episodes, block))
+    return Scores(probabilities, np.asarray(episodes.indices.y_query), codes, time.perf_counter() - start)
+
+
+def score_open(
+    model: Model, features: Float[Array, "I D"], episodes: Episodes, block: int | None = None
+) -> tuple[DetectionScores, DetectionScores, np.ndarray]:
+    """Out-of-episode scores of own queries [E, Q] and of those of other classes [E, O], and result codes [E]."""
+    solve = partial(solve_open, *_fixed(model, episodes))
+
+    def answer(part: TaskIndices, keys: Array) -> Any:
+        return solve(features[part.x_support], part.y_support, features[part.x_query], features[part.x_other], keys)
+
+    return _in_blocks(answer, episodes, block)
+
+
+def _fixed(model: Model, episodes: Episodes) -> tuple[Any, ...]:
+    """What the programs that solve a block take first: all that is common to the episodes."""
+    kernel, hyper = model.deep_kernel.kernel, model.deep_kernel.hyperparameters()
+    return model.make_inference, kernel, episodes.shape.way, hyper, model.likelihood
+
+
+def _in_blocks(answer: Callable[[TaskIndices, Array], Any], episodes: Episodes, block: int | None) -> Any:
+    """Leaves [E, ...] of answer(indices, keys) over all episodes, `block` of them at a time, on the host."""
+    count, (way, _, query) = len(episodes.keys), episodes.shape
+    queries = way * query + episodes.indices.x_other.shape[1]
+    size = block or max(1, min(50, count, NUMBERS_A_BLOCK // (512 * way * queries)))
+    parts = [answer(*rows((episodes.indices, episodes.keys), first, size)) for first in range(0, count, size)]
+    return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves])[:count], *parts)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
 def _solve(
-    make_inference: Any, kernel: Any, way: int, hyper: Any, likelihood: Any, support: Any, y: Any, query: Any, keys: Any
+    make_inference: Any,
+    kernel: Any,
+    way: int,
+    hyper: Any,
+    likelihood: Any,
+    latent_temperature: Any,
+    support: Any,
+    y: Any,
+    query: Any,
+    keys: Any,
 ) -> tuple[Array, Array]:
     """Probabilities [B, Q, C] and codes [B] of a block of episodes: inference to a tolerance, then prediction."""
     algorithm = make_inference(likelihood)
@@ -106,10 +153,15 @@ def _solve(
         prior = gaussian_prior(kernel, hyper, support, way)
         state, code = settle(fit_key, algorithm, prior, y)
         posterior = algorithm.posterior(state, prior)
-        new = gaussian_query(kernel, hyper, support, query, way)
+        new = _divided(gaussian_query(kernel, hyper, support, query, way), latent_temperature)
         return predict(predict_key, likelihood, posterior, new), code
 
     return jax.vmap(one)(support, y, query, keys)
+
+
+def _divided(query: Query, by: Array) -> Query:
+    """The query of f / by: (G7) is linear in the mean and the cross-covariance."""
+    return Query(query.mean / by, query.cross / by, query.variance / by**2)
 
 
 def temperature_of(model: Model, dataset: Dataset, episodes: Episodes) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from evaluation.out_of_episode import Detection
 from runners.console import format_percent, format_table
 from runners.data import Shape
 
@@ -16,10 +17,12 @@ def heading(dataset: str, shape: Shape, episodes: int, classes: int) -> str:
 
 
 def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row per model: accuracy with its 95% interval, NLL, Brier, ECE, and the floor of the ECE."""
-    return format_table(
-        ["", "accuracy", "NLL", "Brier", "ECE", "ECE floor"], [[name, *_cells(row)] for name, row in results.items()]
-    )
+    """A row per model: accuracy with its 95% interval, NLL, Brier, ECE; the ECE debiased, and its floor.
+
+    The floor is the mean and the 95% quantile of a perfectly calibrated model; "inside" says that the ECE is below it.
+    """
+    header = ["", "accuracy", "NLL", "Brier", "ECE", "debiased", "floor", "95%", "inside"]
+    return format_table(header, [[name, *_cells(row)] for name, row in results.items()])
 
 
 def temperature_note(temperature: float, shape: Shape) -> str:
@@ -30,6 +33,29 @@ def temperature_note(temperature: float, shape: Shape) -> str:
     )
 
 
+def calibration_note(name: str, temperatures: Mapping[str, float], dataset: str) -> str:
+    """Where the temperatures of a row come from."""
+    if "temperature" in temperatures:
+        return f"{name}: temperature {temperatures['temperature']:.3f}, fitted by NLL on those of {dataset}."
+    return (
+        f"{name}: {temperatures['latent_temperature']:.3g} inside the likelihood and "
+        f"{temperatures['predictive_temperature']:.3g} after it, the least ECE ({temperatures['validation_ece']:.4f}) "
+        f"of a grid on validation classes of {dataset}."
+    )
+
+
+def detection_table(found: Mapping[str, Detection]) -> str:
+    """A row per out-of-episode score: mean AUROC with its bootstrap interval, largest first."""
+    ranked = sorted(found.items(), key=lambda item: -item[1].auroc)
+    header = ["score", "AUROC", "95% interval"]
+    return format_table(header, [[name.replace("_", " "), *detection_cells(one)] for name, one in ranked])
+
+
+def detection_cells(one: Detection) -> list[str]:
+    """Mean AUROC and its interval."""
+    return [f"{one.auroc:.4f}", f"{one.interval.low:.4f} to {one.interval.high:.4f}"]
+
+
 def failures_note(failures: Mapping[str, int]) -> str:
     """Episodes by result code."""
     counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in failures.items())
@@ -37,9 +63,12 @@ def failures_note(failures: Mapping[str, int]) -> str:
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
-    numbers = [row.get(name) for name in ("nll", "brier", "ece", "ece_floor")]
-    return [format_percent(row["accuracy"], row["accuracy_ci95"])] + [_number(value) for value in numbers]
+    names = ("nll", "brier", "ece", "ece_debiased", "ece_floor", "ece_floor_q95")
+    inside = {True: "yes", False: "no", None: "-"}[row.get("ece_within_band")]
+    percent = format_percent(row["accuracy"], row["accuracy_ci95"])
+    return [percent, *(number(row.get(name)) for name in names), inside]
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Four digits, or a dash where it is undefined."""
     return "-" if value is None else f"{value:.4f}"

@@ -1,10 +1,16 @@
 """evaluate.py and `load_run`: a trained run scored again, on other tasks, and from a notebook."""
 
+import base64
+import contextlib
+import html
+import io
 import json
 import shutil
 import subprocess
 import sys
+from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,9 +19,11 @@ import tiny_omniglot
 from test_meta_train import contents
 
 import tasks
-from runners import build, evaluate, run_directory
+from evaluation.calibration import fit_temperature
+from runners import assessment, build, evaluate, run_directory, scoring
 from runners.build import load_run
-from runners.data import check_images, load_splits
+from runners.data import Shape, check_images, draw_episodes, load_splits
+from runners.evaluation_config import EvaluationConfig
 from runners.run_directory import RunError
 from tasks import sample_task
 
@@ -56,7 +64,7 @@ def test_a_run_scores_as_at_the_end_of_its_training(flags, tiny_run, tmp_path, c
     assert metrics.keys() >= KEYS and metrics["failures"] == {}
     trained, raw = list(tiny_run.result["test"].values())[:2]
     assert {name: metrics[name] for name in trained} == trained
-    assert metrics["raw"] == raw
+    assert {name: metrics["raw"][name] for name in raw} == raw
     assert metrics["temperature"] == tiny_run.result["temperature"]
     assert metrics["config"]["kernel"] == "rbf" and metrics["config"]["evaluation"]["episodes"] == 12
     printed = capfd.readouterr().out
@@ -65,20 +73,151 @@ def test_a_run_scores_as_at_the_end_of_its_training(flags, tiny_run, tmp_path, c
     assert contents(tiny_run.path) == before
 
 
-def test_another_way_and_shot_get_their_own_temperature(flags, tiny_run, capfd):
-    before = contents(tiny_run.path)
-    assert evaluate.command_line([*flags, "--way", "4", "--shot", "2", "--batches", "2", "--seed", "5"]) == 0
-    printed = capfd.readouterr().out
-    assert printed.startswith("fitting the temperature for 4-way 2-shot on training classes of the run\n")
-    assert "12 4-way 2-shot episodes with 15 queries a class" in printed
+@pytest.fixture(scope="module")
+def everything(tiny_run, tiny_data, tmp_path_factory):
+    """All options at once: metrics, files, printed text. Two of the four test classes are left as other classes."""
+    folder = tmp_path_factory.mktemp("evaluation")
+    config = EvaluationConfig(
+        str(tiny_run.path),
+        way=2,
+        shot=2,
+        episodes=12,
+        batches=2,
+        seed=5,
+        calibrate=True,
+        papers_calibration=True,
+        corruption="gaussian-noise:3",
+        out_of_episode=True,
+        report=str(folder / "report.html"),
+        json=str(folder / "metrics.json"),
+        episodes_file=str(folder / "episodes.npz"),
+        data_root=tiny_data,
+    )
+    before, printed = contents(tiny_run.path), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        metrics = evaluate.main(config)
     assert contents(tiny_run.path) == before
+    return SimpleNamespace(metrics=metrics, folder=folder, printed=printed.getvalue(), config=config)
 
 
-@pytest.mark.parametrize(
-    "flag", ["--calibrate", "--corruption=gaussian-noise:5", "--out-of-episode", "--report=x.html"]
-)
-def test_what_is_not_built_says_so(flag, flags, capfd):
-    assert error_line(capfd, *flags, flag) == f"{flag.split('=')[0]} is not built yet; leave it out"
+def test_another_way_and_shot_get_their_own_temperature(everything, tiny_run):
+    first = "fitting the temperature for 2-way 2-shot on training classes of the run\n"
+    assert everything.printed.startswith(first)
+    assert "12 2-way 2-shot episodes with 15 queries a class" in everything.printed
+    assert everything.metrics["temperature"] != tiny_run.result["temperature"]
+
+
+def test_raw_and_calibrated_are_always_together(everything):
+    rows = ["at its temperature", "raw (temperature 1)", "calibrated on validation classes", "papers' two temperatures"]
+    assert [everything.printed.count(f"\n{row}") for row in rows] == [1, 1, 2, 2]  # the last two with a note
+    metrics = everything.metrics
+    assert json.loads((everything.folder / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
+    for row in (metrics["raw"], metrics["calibrated"], metrics["papers_calibration"]):
+        assert row.keys() >= KEYS - {"seconds", "failures", "config"}
+        assert row["intervals"].keys() == {"accuracy", "nll", "brier", "ece"}
+    assert 0 < metrics["calibrated"]["temperature"] != metrics["temperature"]
+    assert metrics["papers_calibration"].keys() >= {"latent_temperature", "predictive_temperature", "validation_ece"}
+    assert metrics["calibrated"]["accuracy"] == metrics["raw"]["accuracy"]
+
+
+def test_the_calibrated_temperature_is_that_of_validation_episodes(everything, tiny_run, tiny_data):
+    model, validation = load_run(tiny_run.path), load_splits("omniglot", tiny_data).validation
+    episodes = draw_episodes(0, "validation", validation, Shape(2, 2, 15), 12)
+    scores = scoring.score(model, scoring.embed(model.deep_kernel, validation), episodes)
+    assert everything.metrics["calibrated"]["temperature"] == fit_temperature(scores.probabilities, scores.labels)
+
+
+def test_queries_of_other_classes_are_scored(everything):
+    found = everything.metrics["out_of_episode"]
+    assert found.pop("failures") == {}
+    assert found.keys() == {"latent_mean", "probability", "entropy", "mutual_information"}
+    for row in found.values():
+        low, high = row["auroc_interval"]
+        assert 0 < low < row["auroc"] < high
+    assert "AUROC per episode" in everything.printed
+
+
+def test_corruption_changes_support_and_query_and_its_severities_are_reported(everything, tiny_run, tiny_data):
+    metrics = everything.metrics
+    assert metrics["corruption"] == {"name": "gaussian-noise", "severity": 3}
+    assert "images corrupted by gaussian-noise:3" in everything.printed
+    assert list(metrics["severities"]) == [0, 1, 2, 3, 4, 5]
+    assert metrics["severities"][3]["brier"] == pytest.approx(metrics["brier"], rel=1e-5)
+    assert metrics["severities"][0]["brier"] != metrics["severities"][3]["brier"]
+    clean = load_splits("omniglot", tiny_data).test
+    corrupted = assessment._corrupted(everything.config, clean)
+    assert (np.asarray(corrupted.images) != np.asarray(clean.images)).any(axis=(1, 2, 3)).all()
+
+
+def test_the_report_holds_everything_in_one_file(everything):
+    text = (everything.folder / "report.html").read_text()
+    page = ParsedPage(text)
+    assert not page.loaded  # nothing from elsewhere
+    titles = ["Scores", "Calibration", "Confidence", "Out-of-episode detection", "Robustness", "Episodes", "Training"]
+    assert page.titles == [*titles, "Command, versions and configuration of the run"]
+    assert len(page.images) == 10 and all(image.startswith(b"\x89PNG") for image in page.images)
+    assert everything.config.command() in html.unescape(text)
+    assert (
+        "--way 2 --shot 2 --seed 5 --calibrate --papers-calibration --corruption gaussian-noise:3"
+        in everything.config.command()
+    )
+
+
+class ParsedPage(HTMLParser):
+    """What an HTML file shows, and what a browser would load for it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.titles, self.images, self.loaded, self.inside = [], [], [], None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.inside = tag
+        for name, value in attrs:
+            if name in ("src", "href", "data", "srcset", "action"):
+                kind, _, data = value.partition(",")
+                if kind == "data:image/png;base64":
+                    self.images.append(base64.b64decode(data, validate=True))
+                else:
+                    self.loaded.append(value)
+        if tag in ("script", "link", "iframe", "object"):
+            self.loaded.append(tag)
+
+    def handle_data(self, data):
+        if self.inside == "h2":
+            self.titles.append(data)
+        if self.inside == "style" and ("url(" in data or "@import" in data):
+            self.loaded.append(data)
+        self.inside = None
+
+
+def test_an_episode_file_gives_the_same_table_again(flags, tmp_path, capfd):
+    first, again = tmp_path / "first.json", tmp_path / "again.json"
+    episodes = str(tmp_path / "episodes.npz")
+    assert evaluate.command_line([*flags, "--json", str(first), "--episodes-file", episodes, "--seed", "3"]) == 0
+    before = capfd.readouterr().out
+    assert evaluate.command_line([*flags[:3], "--json", str(again), "--from-episodes", episodes, "--seed", "3"]) == 0
+    assert capfd.readouterr().out.split("Solved")[0] == before.split("Solved")[0]
+    one, two = (json.loads(path.read_text()) for path in (first, again))
+    assert {name: one[name] for name in one if name not in ("seconds", "config")} == {
+        name: two[name] for name in two if name not in ("seconds", "config")
+    }
+    with np.load(episodes) as held:
+        assert held["x_support"].shape == (12, 3) and held["x_query"].shape == (12, 45)
+        assert held["accuracy"].mean() == pytest.approx(one["accuracy"])
+        assert held["nll"].mean() == pytest.approx(one["nll"]) and held["brier"].mean() == pytest.approx(one["brier"])
+
+
+def test_an_episode_file_belongs_to_its_images(everything, flags, tmp_path, capfd):
+    episodes = everything.folder / "episodes.npz"
+    tiny_omniglot.write(tmp_path, size=16, images=18)
+    message = error_line(capfd, flags[0], "--data-root", tmp_path, "--from-episodes", episodes)
+    assert message.startswith("expected the images that the file of episodes was written for, got others")
+    assert error_line(capfd, *flags, "--from-episodes", episodes, "--way", "2").startswith("--from-episodes decides")
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(episodes.read_bytes()[:200])
+    for path in (damaged, tmp_path / "none.npz"):
+        assert error_line(capfd, *flags, "--from-episodes", path).startswith("expected a file of episodes written by")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +229,15 @@ def test_what_is_not_built_says_so(flag, flags, capfd):
         (["--shot", "20"], "expected at least 21 images in every class"),
         (["--batches", "13"], "--batches must lie between 1 and --episodes 12, got 13"),
         (["--data-root", "/no/such/folder"], "expected the data root to be a folder"),
-        (["--json", "/no/such/folder/metrics.json"], "expected --json in a folder that exists, got /no/such/folder"),
+        (["--json", "/no/such/folder/m.json"], "expected --json to be a file in a folder that exists, got /no/such"),
+        (
+            ["--report", "/no/such/folder/r.html"],
+            "expected --report to be a file in a folder that exists, got /no/such",
+        ),
+        (["--episodes-file", "/"], "expected --episodes-file to be a file in a folder that exists, got /;"),
+        (["--corruption", "snow:3"], "expected the name of a corruption, got 'snow'"),
+        (["--corruption", "gaussian-noise:6"], "expected a severity from 1 to 5, got 6"),
+        (["--out-of-episode"], "expected at least 6 classes for 3-way tasks and 3 other classes, got 4"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(more, message, flags, capfd):

@@ -12,6 +12,7 @@ from flax import nnx
 import tasks
 from inference.inner.base import Code, run
 from inference.predictive import predict
+from models.gaussian import Marginals
 from runners import baselines, scoring
 from runners.build import build_model
 from runners.configuration import RunConfig, resolve
@@ -66,6 +67,27 @@ def test_a_score_is_inference_and_prediction_on_the_episode(model, splits, episo
     expected = answer(model.prior(support), model.query(support, query))
     np.testing.assert_allclose(scores.probabilities[4], expected, atol=2e-3)  # it stops at a residual of 1e-3
     assert (scores.labels[4] == indices.y_query).all()
+
+
+def test_a_latent_temperature_divides_the_latents(model, splits, episodes):
+    features = embed(model.deep_kernel, splits.test)
+    whole = score(model, features, episodes, block=3)
+    halved = score(model, features, episodes, block=3, latent_temperature=2.0)
+    images = tasks.flat_images(splits.test)
+    indices = jax.tree.map(lambda leaf: leaf[4], episodes.indices)
+    fit_key, predict_key = jax.random.split(episodes.keys[4])
+
+    @jax.jit
+    def answer(prior, new):
+        mean, variance = run(fit_key, model.inference, prior, indices.y_support, steps=30).predict(new)
+        return model.likelihood.predict(predict_key, Marginals(mean / 2, variance / 4))
+
+    expected = answer(
+        model.prior(images[indices.x_support]), model.query(images[indices.x_support], images[indices.x_query])
+    )
+    np.testing.assert_allclose(halved.probabilities[4], expected, atol=2e-3)
+    assert (halved.probabilities.max(-1) < whole.probabilities.max(-1) + 1e-3).all()
+    assert (halved.codes == whole.codes).all()
 
 
 def test_other_parameters_need_no_new_program(model, splits, episodes):

@@ -1,0 +1,191 @@
+"""Everything that evaluate.py computes about one run, before it is printed or drawn."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array
+
+from evaluation import metrics
+from evaluation.calibration import LATENT_GRID, PapersTemperatures, fit_temperature, papers_temperatures
+from evaluation.out_of_episode import Detection, DetectionScores, detect
+from runners import automatic, episode_lists, scoring
+from runners.build import Model, load_run
+from runners.data import (
+    EVALUATION_SEED,
+    SPLITS,
+    Episodes,
+    Shape,
+    calibration_episodes,
+    draw_episodes,
+    load_splits,
+    queries,
+)
+from runners.evaluation_config import EvaluationConfig
+from runners.overrides import ConfigError
+from runners.scoring import Scores
+from tasks import DataError, Dataset, Splits
+from tasks.corruptions import corrupt_dataset, parse_corruption
+
+TEMPERED, RAW = "at its temperature", "raw (temperature 1)"
+CALIBRATED, PAPERS = "calibrated on validation classes", "papers' two temperatures (comparison only)"
+SEVERITIES = range(1, 6)
+
+
+class Row(NamedTuple):
+    """One way to turn latents into probabilities: the predictions, all metrics with intervals, its temperatures."""
+
+    scores: Scores
+    summary: dict[str, Any]
+    temperatures: dict[str, float]
+
+
+class OutOfEpisode(NamedTuple):
+    """Scores of own [E, Q] and other queries [E, O], how well each tells them apart, and failures by result code."""
+
+    inside: DetectionScores
+    outside: DetectionScores
+    detection: dict[str, Detection]
+    failures: dict[str, int]
+
+
+class Assessment(NamedTuple):
+    """The results, and what they are of: `test` as scored (corrupted if asked), `severities` to accuracies."""
+
+    config: EvaluationConfig
+    model: Model
+    splits: Splits
+    test: Dataset
+    episodes: Episodes
+    rows: dict[str, Row]
+    severities: dict[int, dict[str, Any]]
+    out_of_episode: OutOfEpisode | None
+
+
+def assess(config: EvaluationConfig) -> Assessment:
+    """Load the run and the data, and score. Raises ConfigError, DataError or RunError."""
+    model = load_run(config.run_dir)
+    splits = load_splits(config.dataset or model.config.dataset, config.data_root)
+    _check_image_shape(model, config, splits.test)
+    episodes = _episodes(model, config, splits.test)
+    model = _with_temperature(model, episodes.shape, config.data_root)
+    test = _corrupted(config, splits.test)
+    features = scoring.embed(model.deep_kernel, test)
+    return Assessment(
+        config,
+        model,
+        splits,
+        test,
+        episodes,
+        _rows(model, features, episodes, config),
+        _severities(model, splits.test, episodes, config),
+        _out_of_episode(model, features, test, episodes, config) if config.out_of_episode else None,
+    )
+
+
+def _episodes(model: Model, config: EvaluationConfig, test: Dataset) -> Episodes:
+    if config.from_episodes is None:
+        way, shot = config.way or model.config.way, config.shot or model.config.shot
+        shape = Shape(way, shot, config.query or queries(test, shot, automatic.TEST_QUERIES))
+        return draw_episodes(config.seed, "test", test, shape, config.episodes)
+    if config.way or config.shot or config.query:
+        raise ConfigError("--from-episodes decides --way, --shot and --query; leave them out")
+    episodes = episode_lists.episodes_of(episode_lists.read(Path(config.from_episodes)), config.seed, test)
+    if config.batches > len(episodes.keys):
+        raise ConfigError(f"--batches must lie between 1 and the {len(episodes.keys)} episodes, got {config.batches}")
+    return episodes
+
+
+def _with_temperature(model: Model, shape: Shape, data_root: str | None) -> Model:
+    """The temperature belongs to one way and shot: for others it is fitted again, on training classes of the run."""
+    if (shape.way, shape.shot) == (model.config.way, model.config.shot):
+        return model
+    print(f"fitting the temperature for {shape.way}-way {shape.shot}-shot on training classes of the run")
+    train = load_splits(model.config.dataset, data_root).train
+    return replace(
+        model, temperature=scoring.temperature_of(model, *calibration_episodes(model.config, train, *shape[:2]))
+    )
+
+
+def _corrupted(config: EvaluationConfig, clean: Dataset, severity: int | None = None) -> Dataset:
+    """Every image corrupted once, keyed by its number: each is embedded once, and support and query see the same."""
+    if config.corruption is None:
+        return clean
+    name, given = parse_corruption(config.corruption)
+    key = jax.random.fold_in(jax.random.key(config.seed), len(SPLITS))
+    return corrupt_dataset(key, clean, name, severity or given)
+
+
+def _rows(model: Model, features: Array, episodes: Episodes, config: EvaluationConfig) -> dict[str, Row]:
+    """The predictions at every temperature asked for: raw and at the run's own always."""
+    raw = scoring.score(model, features, episodes)
+    found = {
+        TEMPERED: (raw.tempered(model.temperature), {"temperature": model.temperature}),
+        RAW: (raw, {"temperature": 1.0}),
+    }
+    if config.calibrate or config.papers_calibration:
+        temperature, papers = _validated(model, episodes.shape, config)
+        if config.calibrate:
+            found[CALIBRATED] = raw.tempered(temperature), {"temperature": temperature}
+        if papers:
+            both = scoring.score(model, features, episodes, latent_temperature=papers.latent)
+            temperatures = {"latent_temperature": papers.latent, "predictive_temperature": papers.predictive}
+            found[PAPERS] = both.tempered(papers.predictive), temperatures | {"validation_ece": papers.ece}
+    return {name: Row(scores, _summary(scores, config), given) for name, (scores, given) in found.items()}
+
+
+def _summary(scores: Scores, config: EvaluationConfig) -> dict[str, Any]:
+    found = metrics.intervals(np.random.default_rng(0), scores.probabilities, scores.labels)
+    plain = {name: list(interval) if np.isfinite(interval).all() else None for name, interval in found.items()}
+    return {**scores.summary(config.batches), "intervals": plain}
+
+
+def _validated(model: Model, shape: Shape, config: EvaluationConfig) -> tuple[float, PapersTemperatures | None]:
+    """Temperatures fitted on uncorrupted validation classes of the run's own data set, whatever the test is on."""
+    validation = load_splits(model.config.dataset, config.data_root).validation
+    size = Shape(shape.way, shape.shot, queries(validation, shape.shot, automatic.TEST_QUERIES))
+    count = model.config.trainer.validation_episodes
+    episodes = draw_episodes(EVALUATION_SEED, "validation", validation, size, count)
+    features = scoring.embed(model.deep_kernel, validation)
+    raw = scoring.score(model, features, episodes)
+    temperature = fit_temperature(raw.probabilities, raw.labels)
+    if not config.papers_calibration:
+        return temperature, None
+    at = {t: scoring.score(model, features, episodes, latent_temperature=t).probabilities for t in LATENT_GRID}
+    return temperature, papers_temperatures(at, raw.labels)
+
+
+def _severities(
+    model: Model, clean: Dataset, episodes: Episodes, config: EvaluationConfig
+) -> dict[int, dict[str, Any]]:
+    """Accuracy on the same episodes at every severity, 0 for clean images, where a report will show it."""
+    if config.corruption is None or config.report is None:
+        return {}
+    images = {0: clean} | {severity: _corrupted(config, clean, severity) for severity in SEVERITIES}
+    found = {}
+    for severity, dataset in images.items():
+        scores = scoring.score(model, scoring.embed(model.deep_kernel, dataset), episodes).tempered(model.temperature)
+        found[severity] = scores.accuracies() | {"brier": metrics.brier(scores.probabilities, scores.labels)}
+    return found
+
+
+def _out_of_episode(
+    model: Model, features: Array, test: Dataset, episodes: Episodes, config: EvaluationConfig
+) -> OutOfEpisode:
+    """As many other classes as the task has, with as many queries each (METHODS 6)."""
+    way = episodes.shape.way
+    drawn = draw_episodes(config.seed, "test", test, episodes.shape, len(episodes.keys), other_classes=way)
+    inside, outside, codes = scoring.score_open(model, features, drawn)
+    found = detect(np.random.default_rng(0), inside, outside)
+    return OutOfEpisode(inside, outside, found, scoring.failures(codes))
+
+
+def _check_image_shape(model: Model, config: EvaluationConfig, dataset: Dataset) -> None:
+    expected = model.deep_kernel.backbone.image_shape
+    if dataset.image_shape != expected:
+        raise DataError(
+            f"expected images of shape {expected}, as {config.run_dir} was trained on, got {dataset.image_shape} "
+            f"from {config.dataset}; choose a data set of that shape or train a run on this one"
+        )

@@ -1,0 +1,106 @@
+"""The command line of evaluate.py, and what can be refused before anything is computed."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from runners.data import EVALUATION_SEED
+from runners.flags import OneLineParser, count_or_auto
+from runners.overrides import ConfigError
+from tasks.corruptions import CORRUPTIONS, parse_corruption
+
+OUTPUTS = ("json", "report", "episodes_file")
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The flags of evaluate.py; None and 0 stand for the run's own value, query 0 for 15 or what the data allow."""
+
+    run_dir: str
+    dataset: str | None = None
+    episodes: int = 600
+    batches: int = 5
+    way: int = 0
+    shot: int = 0
+    query: int = 0
+    seed: int = EVALUATION_SEED
+    calibrate: bool = False
+    papers_calibration: bool = False
+    corruption: str | None = None
+    out_of_episode: bool = False
+    json: str | None = None
+    report: str | None = None
+    episodes_file: str | None = None
+    from_episodes: str | None = None
+    data_root: str | None = None
+
+    def command(self) -> str:
+        """The command line that this is the configuration of."""
+        words = ["python", "runners/evaluate.py", self.run_dir]
+        for entry in fields(self)[1:]:
+            value = getattr(self, entry.name)
+            if value != entry.default:
+                flag = f"--{entry.name.replace('_', '-')}"
+                words += [flag] if value is True else [flag, str(value)]
+        return shlex.join(words)
+
+
+def check(config: EvaluationConfig) -> None:
+    """Raises ConfigError or DataError for what cannot work whatever the run and the data are."""
+    for name in OUTPUTS:
+        path = getattr(config, name)
+        if path and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"expected {flag} to be a file in a folder that exists, got {path}; make the folder first"
+            )
+    if not 1 <= config.batches <= config.episodes:
+        raise ConfigError(f"--batches must lie between 1 and --episodes {config.episodes}, got {config.batches}")
+    if config.corruption:
+        parse_corruption(config.corruption)
+
+
+def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
+    """The command line. Raises ConfigError."""
+    parser = OneLineParser(
+        prog="evaluate.py",
+        description="Test a trained run on few-shot tasks of classes it never saw.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a run")
+    parser.add_argument("--dataset", metavar="NAME", help="another data set with images of the same shape")
+    for name, letter, text in (
+        ("episodes", "N", "test tasks (default 600)"),
+        ("way", "C", "classes of a task (default: as trained)"),
+        ("shot", "S", "labelled images a class (default: as trained)"),
+        ("query", "Q", "queries a class (default 15)"),
+    ):
+        default = EvaluationConfig.__dataclass_fields__[name].default
+        parser.add_argument(f"--{name}", type=count_or_auto, default=default, metavar=letter, help=text)
+    parser.add_argument("--batches", type=int, default=5, metavar="N", help="batches for the standard deviation")
+    parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="of the episodes (default 0)")
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="also with one temperature fitted by NLL on the run's validation classes",
+    )
+    parser.add_argument(
+        "--papers-calibration",
+        action="store_true",
+        help="also with the two temperatures of least ECE on validation classes, to compare with published numbers",
+    )
+    parser.add_argument(
+        "--corruption",
+        metavar="NAME:SEVERITY",
+        help=f"corrupt support and query images: {', '.join(CORRUPTIONS)}; severity 1 to 5",
+    )
+    parser.add_argument(
+        "--out-of-episode", action="store_true", help="also tell queries of other classes from an episode's own (AUROC)"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the metrics to this file")
+    parser.add_argument("--report", metavar="FILE.html", help="write tables and pictures as one HTML file")
+    parser.add_argument("--episodes-file", metavar="FILE.npz", help="write the episodes with the scores of each")
+    parser.add_argument("--from-episodes", metavar="FILE.npz", help="test on the episodes of such a file")
+    parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
+    return EvaluationConfig(**vars(parser.parse_args(arguments)))
