@@ -3,8 +3,9 @@
     fitted = FewShotClassifier(deep_kernel, likelihood, kernel, temperature).fit(key, images, labels)
     fitted.predict_proba(more_images)
 
-Nothing is compiled twice for the same numbers of labelled images and classes: queries go through in chunks of a fixed
-size. `add` takes further labelled images without another pass of the network over the old ones.
+Little is compiled twice: queries go through in chunks of a fixed size, and tasks are padded to one of a few (`bucket`),
+masked, so that ways from 2 to 5 with 1 to 5 shots need three programs to fit and three to predict, not twenty of each.
+`add` takes further labelled images without another pass of the network over the old ones.
 """
 
 from dataclasses import dataclass
@@ -15,14 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Key, Shaped
+from jaxtyping import Array, Float, Key, Shaped
 
-from inference.inner.base import Code, InferenceKernel, settle
+from inference.inner.base import Code, InferenceKernel, Mask, settle
 from inference.predictive import predict, temper
 from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
 from models.likelihoods.base import Likelihood
 
 CHUNK = 64  # images that pass the network, and queries that are predicted, at a time
+FEW_CLASSES, FEW_POINTS = 5, 128  # up to which classes are padded to FEW_CLASSES
 
 Images = Shaped[Array | np.ndarray, "N H W Ch"]
 Labels = Shaped[np.ndarray, " L"] | list
@@ -57,12 +59,13 @@ class FewShotClassifier:
 class FittedClassifier:
     """A classifier for one task. classes [C] are the labels in the order of the columns of `predict_proba`.
 
-    features [N, D] and labels [N] are what it was conditioned on; code is the inference's result code.
+    features [N, D] and labels [N] are what it was conditioned on; posterior is that of the padded task; code is the
+    inference's result code.
     """
 
     classifier: FewShotClassifier
     key: Key[Array, ""]
-    features: Array
+    features: np.ndarray
     labels: np.ndarray
     classes: np.ndarray
     posterior: Any
@@ -71,21 +74,17 @@ class FittedClassifier:
     def predict_proba(self, images: Images) -> np.ndarray:
         """Probabilities [Q, C] of images [Q, H, W, Ch]; no image depends on the others."""
         model = self.classifier
-        new = embed(model.deep_kernel, images)
+        new, key = embed(model.deep_kernel, images), jax.random.fold_in(self.key, 1)
+        points, _, present = _padding(len(self.features), len(self.classes))
+        given = (model.deep_kernel.hyperparameters(), padded(self.features, points), self.posterior, present.classes)
         parts = [
             _probabilities(
-                model.deep_kernel.kernel,
-                model.likelihood,
-                model.deep_kernel.hyperparameters(),
-                self.features,
-                self.posterior,
-                _padded(new[start : start + CHUNK]),
-                jax.random.fold_in(self.key, 1),
+                model.deep_kernel.kernel, model.likelihood, *given, padded(new[start : start + CHUNK], CHUNK), key
             )
             for start in range(0, len(new), CHUNK)
         ]
-        probabilities = jnp.concatenate(parts)[: len(new)]
-        return np.asarray(temper(probabilities, model.temperature))
+        real = [jnp.asarray(np.asarray(part)[:, : len(self.classes)]) for part in parts]
+        return np.concatenate([np.asarray(temper(part, model.temperature)) for part in real])[: len(new)]
 
     def predict(self, images: Images) -> np.ndarray:
         """The most probable label of every image [Q]."""
@@ -93,15 +92,15 @@ class FittedClassifier:
 
     def add(self, images: Images, labels: Labels) -> "FittedClassifier":
         """The classifier with further labelled images, also of new classes; the old images are not needed again."""
-        features = jnp.concatenate([self.features, embed(self.classifier.deep_kernel, images)])
+        features = np.concatenate([self.features, embed(self.classifier.deep_kernel, images)])
         return _conditioned(self.classifier, self.key, features, np.concatenate([self.labels, np.asarray(labels)]))
 
 
-def embed(deep_kernel: DeepKernel, images: Images) -> Array:
+def embed(deep_kernel: DeepKernel, images: Images) -> Float[np.ndarray, "N D"]:
     """Features [N, D] in evaluation mode, CHUNK images at a time."""
     graph, state = nnx.split(deep_kernel)
-    chunks = [_padded(jnp.asarray(images[start : start + CHUNK])) for start in range(0, len(images), CHUNK)]
-    return jnp.concatenate([_embed(graph, state, chunk) for chunk in chunks])[: len(images)]
+    chunks = [padded(images[start : start + CHUNK], CHUNK) for start in range(0, len(images), CHUNK)]
+    return np.concatenate([np.asarray(_embed(graph, state, chunk)) for chunk in chunks])[: len(images)]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -109,13 +108,26 @@ def _embed(graph: Any, state: Any, images: Array) -> Array:
     return nnx.merge(graph, state).features(images)
 
 
-def _padded(rows: Array) -> Array:
-    """CHUNK rows: the last one is repeated."""
-    return rows[jnp.minimum(jnp.arange(CHUNK), len(rows) - 1)]
+def padded(rows: Shaped[Array | np.ndarray, "N *rest"], count: int) -> Shaped[np.ndarray, "count *rest"]:
+    """`count` rows: the last one is repeated. On the host, where another number of rows compiles nothing."""
+    return np.asarray(rows)[np.minimum(np.arange(count), len(rows) - 1)]
+
+
+def bucket(points: int, classes: int) -> tuple[int, int]:
+    """Points and classes to pad a task to: 8, 16 or a multiple of 32 points, and where those are few 5 classes."""
+    size = next((size for size in (8, 16) if points <= size), -(-points // 32) * 32)
+    return size, max(classes, FEW_CLASSES) if points <= FEW_POINTS else classes
+
+
+def _padding(points: int, classes: int) -> tuple[int, int, Mask]:
+    """The bucket of a task, and what is real in it."""
+    most_points, most_classes = bucket(points, classes)
+    real = np.arange(most_points) < points, np.arange(most_classes) < classes
+    return most_points, most_classes, Mask(*map(jnp.asarray, real))
 
 
 def _conditioned(
-    model: FewShotClassifier, key: Key[Array, ""], features: Array, labels: np.ndarray
+    model: FewShotClassifier, key: Key[Array, ""], features: np.ndarray, labels: np.ndarray
 ) -> FittedClassifier:
     if labels.ndim != 1 or len(labels) != len(features):
         raise ValueError(f"expected one label for each of the {len(features)} images, got labels of {labels.shape}")
@@ -123,22 +135,26 @@ def _conditioned(
     if len(classes) < 2:
         raise ValueError(f"expected images of at least two classes, got {len(classes)}; add labelled images of another")
     kernel, hyper = model.deep_kernel.kernel, model.deep_kernel.hyperparameters()
-    posterior, code = _fitted(model.kernel, kernel, len(classes), hyper, features, jnp.asarray(y, jnp.int32), key)
+    points, ways, present = _padding(len(features), len(classes))
+    task = padded(features, points), padded(y.astype(np.int32), points), present
+    posterior, code = _fitted(model.kernel, kernel, ways, hyper, *task, key)
     if code == Code.NON_FINITE:
         raise InferenceFailedError("the posterior is not finite; check the images, or try another inference")
     return FittedClassifier(model, key, features, labels, classes, posterior, Code(int(code)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _fitted(inference: Any, kernel: Any, classes: int, hyper: Any, features: Array, y: Array, key: Array) -> Any:
+def _fitted(
+    inference: Any, kernel: Any, classes: int, hyper: Any, features: Array, y: Array, mask: Mask, key: Array
+) -> Any:
     prior = gaussian_prior(kernel, hyper, features, classes)
-    state, code = settle(key, inference, prior, y)
+    state, code = settle(key, inference, prior, y, mask)
     return inference.posterior(state, prior), code
 
 
 @partial(jax.jit, static_argnums=0)
 def _probabilities(
-    kernel: Any, likelihood: Any, hyper: Any, features: Array, posterior: Any, new: Array, key: Array
+    kernel: Any, likelihood: Any, hyper: Any, features: Array, posterior: Any, present: Array, new: Array, key: Array
 ) -> Array:
-    classes = posterior.marginals.mean.shape[-2]
-    return predict(key, likelihood, posterior, gaussian_query(kernel, hyper, features, new, classes))
+    query = gaussian_query(kernel, hyper, features, new, len(present))
+    return predict(key, likelihood, posterior, query, present)

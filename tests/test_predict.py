@@ -3,12 +3,19 @@
 import csv
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from PIL import Image
+from problems import double
 
 from inference import estimator
 from inference.estimator import FewShotClassifier
+from inference.inner import exact, run
+from inference.predictive import predict as predict_probabilities
+from models import KERNELS, Identity, LabelRegression
+from models.deep_kernel import DeepKernel
 from runners import predict
 from runners.build import load_run
 from runners.data import load_splits
@@ -61,6 +68,41 @@ def test_queries_of_other_numbers_compile_nothing(classifier, task, unequal):
     classifier.fit(jax.random.key(1), *unequal)
     again = [function._cache_size() for function in (estimator._embed, estimator._fitted, estimator._probabilities)]
     assert again == compiled
+
+
+def test_other_ways_and_shots_share_programs(classifier, task):
+    """Padded to buckets: ways 2 to 4 with up to 3 shots need two programs to fit and two to predict."""
+    functions = (estimator._embed, estimator._fitted, estimator._probabilities)
+    before = [function._cache_size() for function in functions]
+    for way in (2, 3, 4):
+        for shot in (1, 2, 3):
+            keep = np.array([3 * c + s for c in range(way) for s in range(shot)])
+            result = classifier.fit(jax.random.key(0), task.x_support[keep], task.y_support[keep])
+            assert result.predict_proba(task.x_query).shape == (20, way)
+    added = [function._cache_size() - size for function, size in zip(functions, before, strict=True)]
+    assert all(most >= number for most, number in zip((1, 2, 2), added, strict=True)), added
+
+
+@pytest.mark.parametrize(
+    "points, classes, expected",
+    [(2, 2, (8, 5)), (9, 3, (16, 5)), (25, 5, (32, 5)), (33, 6, (64, 6)), (129, 2, (160, 2)), (2000, 2, (2016, 2))],
+)
+def test_buckets_are_never_too_small_nor_much_too_large(points, classes, expected):
+    assert estimator.bucket(points, classes) == expected
+
+
+@double
+def test_a_padded_task_gives_the_probabilities_of_the_task_itself():
+    """With label regression, which has no random expectation: those of other likelihoods draw once for each class."""
+    deep_kernel = DeepKernel(Identity((2, 2, 1)), KERNELS["rbf"](), rngs=nnx.Rngs(0))
+    likelihood, y = LabelRegression(0.3), np.array([0, 0, 2, 1, 3, 0], np.int32)
+    images = np.random.default_rng(0).uniform(size=(26, 2, 2, 1))
+    x, new = images[:6], images[6:]
+    got = FewShotClassifier(deep_kernel, likelihood, exact(likelihood)).fit(jax.random.key(0), x, y).predict_proba(new)
+    prior, query = deep_kernel.prior(jnp.asarray(x), 4), deep_kernel.query(jnp.asarray(x), jnp.asarray(new), 4)
+    posterior = run(jax.random.key(0), exact(likelihood), prior, jnp.asarray(y), steps=1)
+    assert got.dtype == np.float64
+    np.testing.assert_allclose(got, predict_probabilities(jax.random.key(0), likelihood, posterior, query), rtol=1e-9)
 
 
 def test_adding_images_is_fitting_all_of_them(classifier, task, unequal):
