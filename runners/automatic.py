@@ -18,6 +18,7 @@ OBJECTIVE: Table[str] = {"gibbs": "predictive", None: "elbo"}  # by inference
 HYPERGRADIENT: Table[str] = {"gradient": "unroll", None: "sites"}  # by inference
 KERNEL: Table[str] = {"characters": "rbf", None: "rbf"}  # by kind of data
 INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, "gibbs": 5, None: 10}  # by inference
+AUGMENT: Table[str] = {"omniglot-emnist": "handwriting", None: "none"}  # by data set
 EPISODES: Table[int] = {"glyphs": 800, None: 8_000}  # by data set
 
 # Queries a class: this many, or what the smallest class has left.

@@ -9,6 +9,7 @@ import models
 from models.deep_kernel import starting_values
 from runners import automatic
 from runners.overrides import ConfigError, Override, check_overrides, converted
+from tasks.augmentation import AUGMENTATIONS
 
 AUTO = "auto"
 REGISTRIES: dict[str, Mapping[str, Callable]] = {
@@ -28,7 +29,8 @@ class TrainerSettings:
     """Fields of `--set trainer.*`: the optimiser, and how often a run is looked at.
 
     validate_every: optimiser steps, 0 for a twentieth of the run but at least 250. *_episodes: sizes of the fixed sets
-    of episodes; temperature_classes: training classes that the temperature is fitted on, at most.
+    of episodes; temperature_classes: training classes that the temperature is fitted on, at most. augment: random
+    changes of the training images, one of `tasks.augmentation.AUGMENTATIONS`.
     steps_per_dispatch: optimiser steps that run as one program, 0 for 1 on CPU and 50 elsewhere; numbers differ by
     rounding only.
     """
@@ -36,6 +38,7 @@ class TrainerSettings:
     learning_rate: float = 2e-3
     kernel_learning_rate: float = 1e-2
     schedule: str = "cosine"
+    augment: str = AUTO
     log_every: int = 50
     validate_every: int = 0
     validation_episodes: int = 600
@@ -47,12 +50,14 @@ class TrainerSettings:
     def __post_init__(self) -> None:
         if self.schedule not in ("constant", "cosine"):
             raise ConfigError(f"trainer.schedule must be constant or cosine, got {self.schedule!r}")
+        if self.augment not in (AUTO, *AUGMENTATIONS):
+            raise ConfigError(f"trainer.augment must be one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
         for entry in fields(self):
             value = getattr(self, entry.name)
             if entry.name in ("validate_every", "steps_per_dispatch"):
                 if value < 0:
                     raise ConfigError(f"trainer.{entry.name} must be at least 0, got {value}")
-            elif entry.name != "schedule" and not value > 0:
+            elif entry.name not in ("schedule", "augment") and not value > 0:
                 raise ConfigError(f"trainer.{entry.name} must be positive, got {value}")
 
 
@@ -144,6 +149,8 @@ def resolve(config: RunConfig) -> RunConfig:
     check_overrides(config.settings, override_targets(config))
     # All of the trainer's settings are stored: a later version with other defaults resumes a run as it began.
     settings = {f"trainer.{name}": value for name, value in asdict(config.trainer).items()} | config.settings
+    if settings["trainer.augment"] == AUTO:
+        settings["trainer.augment"] = automatic.choose(automatic.AUGMENT, config.dataset)
     return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))
 
 

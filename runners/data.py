@@ -1,6 +1,7 @@
 """Data for the runners: loaded, checked, and their episodes drawn by a function of (seed, split)."""
 
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import tasks
 from runners import automatic
 from runners.configuration import RunConfig
 from tasks import DataError, Dataset, Splits, TaskIndices
+from tasks.augmentation import AUGMENTATIONS, augment
 
 SPLITS = ("train", "validation", "test")
 EVALUATION_SEED = 0  # validation and test episodes are the same for every run
@@ -36,6 +38,8 @@ class Episodes(NamedTuple):
 def load_splits(name: str, data_root: str | None) -> Splits:
     """`tasks.load`, with its images checked. Raises DataError."""
     splits = tasks.load(name, data_root)
+    if splits.image_shape[:2] == (1, 1):  # a user's features: any finite numbers, checked when they were read
+        return splits
     for split in SPLITS:
         check_images(getattr(splits, split).images, f"the {split} images of {name}")
     return splits
@@ -85,7 +89,8 @@ def draw_episodes(
     base = jax.random.fold_in(jax.random.key(seed), SPLITS.index(split))
     task_key, inference_key = jax.random.split(base)
 
-    @jax.jit
+    # It runs once: compiling it well would take longer than running it does.
+    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def draw(numbers: Array) -> tuple[TaskIndices, Array]:
         def one(number: Array) -> tuple[TaskIndices, Array]:
             indices = tasks.sample_indices(jax.random.fold_in(task_key, number), dataset, *shape, other_classes)
@@ -97,9 +102,14 @@ def draw_episodes(
 
 
 def calibration_episodes(config: RunConfig, train: Dataset, way: int, shot: int) -> tuple[Dataset, Episodes]:
-    """What the temperature is fitted on: episodes of some training classes, and the data set of those classes."""
+    """What the temperature is fitted on: episodes of some training classes, and the data set of those classes.
+
+    Its images are changed at random as those of training are, once each.
+    """
     settings = config.trainer
     known = subset_of_classes(config.seed, train, max(way, settings.temperature_classes))
+    changed = augment(jax.random.key(config.seed), known.images, AUGMENTATIONS[settings.augment])
+    known = known._replace(images=changed)
     shape = Shape(way, shot, queries(train, shot, automatic.TEST_QUERIES))
     return known, draw_episodes(config.seed, "train", known, shape, settings.temperature_episodes)
 

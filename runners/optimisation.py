@@ -1,8 +1,10 @@
 """The outer loop of a configuration: its sampler and its optimiser."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Key
@@ -13,7 +15,8 @@ from inference.outer.svi import Recipe, Trainer, make_trainer
 from runners.build import Model, keys
 from runners.configuration import RunConfig
 from runners.overrides import ConfigError
-from tasks import Dataset, OpenTask, Task, sample_task
+from tasks import Dataset, Task, sample_task
+from tasks.augmentation import AUGMENTATIONS, augment
 
 
 def build_trainer(model: Model, dataset: Dataset) -> Trainer:
@@ -27,19 +30,30 @@ def build_trainer(model: Model, dataset: Dataset) -> Trainer:
         config.inner_steps,
     )
 
-    def draw(images: Dataset, key: Key[Array, ""]) -> Task | OpenTask:
-        return sample_task(key, images, config.way, config.shot, config.query)
-
     return make_trainer(
         keys(config.seed)[1],
         model.deep_kernel,
         recipe,
-        jax.tree_util.Partial(draw, dataset),
+        jax.tree_util.Partial(sampler(config), dataset),
         build_optimiser(config),
         classes=config.way,
         tasks_per_step=config.tasks_per_step,
         mesh=mesh(config),
     )
+
+
+def sampler(config: RunConfig) -> Callable[[Dataset, Key[Array, ""]], Task]:
+    """Training tasks of a data set, one from each key, with their images changed as `trainer.augment` says."""
+    augmentation = AUGMENTATIONS[config.trainer.augment]
+
+    def draw(images: Dataset, key: Key[Array, ""]) -> Task:
+        task = sample_task(key, images, config.way, config.shot, config.query)
+        # One call for all images of the task: every image is changed by its own key.
+        changed = augment(jax.random.fold_in(key, 1), jnp.concatenate([task.x_support, task.x_query]), augmentation)
+        shots = len(task.x_support)
+        return Task(changed[:shots], task.y_support, changed[shots:], task.y_query)
+
+    return draw
 
 
 def mesh(config: RunConfig) -> Mesh | None:

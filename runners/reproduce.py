@@ -1,89 +1,50 @@
-"""Train and test every method of a comparison, and print their table.
+"""Train and test every method of a comparison, and print their table beside the published one.
 
-python runners/reproduce.py NAME [--quick] [--out DIR]      every flag: --help
+python runners/reproduce.py NAME [--quick] [--methods A,B] [--episodes N] [--out DIR]      every flag: --help
 
 Methods that are finished in DIR are tested again and not trained again, one that was stopped goes on: run the same
-command until it is done.
+command until it is done. DIR holds results.json, table.md, and for every method its run folder with episodes.npz.
 """
 
+import argparse
 import dataclasses
 import json
+import platform
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import models
 from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, meta_train, run_directory
+from runners import compilation_cache, evaluate, meta_train, run_directory
+from runners.comparisons import COMPARISONS, Comparison, Method
 from runners.configuration import RunConfig
 from runners.console import format_percent, format_seconds, format_table, one_line_errors
-from runners.flags import OneLineParser
+from runners.evaluation_config import EvaluationConfig
+from runners.flags import OneLineParser, count_or_auto
 from runners.overrides import ConfigError
 from runners.run_directory import RunError
 from tasks import DataError
 
-HEADER = ["method", "shot", "accuracy", "NLL", "ECE", "raw NLL", "raw ECE", "failures", "training"]
-TRAINED, RAW = "trained", "trained, raw (temperature 1)"
-
-
-@dataclass(frozen=True)
-class Method:
-    """One row: its name, which is also its folder's, and what of a run's configuration is special to it."""
-
-    name: str
-    likelihood: str
-    inference: str
-    changes: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Methods under equal conditions: data set, ways, shots, training episodes, and those of --quick."""
-
-    dataset: str
-    methods: tuple[Method, ...]
-    way: int = 5
-    shots: tuple[int, ...] = (1,)
-    episodes: int = 3000
-    quick_episodes: int = 300
-    test_episodes: int = 600
-
-
-COMPARISONS = {
-    "omniglot-kernels": Comparison(
-        "omniglot",
-        tuple(Method(name, "softmax", "cvi", changes={"kernel": name}) for name in models.KERNELS),
-    ),
-    "omniglot-pairs": Comparison(
-        "omniglot",
-        (
-            Method("softmax-cvi", "softmax", "cvi"),
-            Method("softmax-cvi-block", "softmax", "cvi", settings={"inference.covariance": "block"}),
-            Method("softmax-laplace", "softmax", "laplace"),
-            Method("logistic-softmax-cavi", "logistic-softmax", "cavi"),
-            Method("logistic-softmax-cvi", "logistic-softmax", "cvi"),
-            Method("logistic-softmax-gibbs", "logistic-softmax", "gibbs", settings={"inference.chains": 4}),
-            Method("one-vs-each-cavi", "one-vs-each", "cavi"),
-            Method("one-vs-each-cvi", "one-vs-each", "cvi"),
-            Method("one-vs-each-laplace", "one-vs-each", "laplace"),
-            Method("one-vs-each-gibbs-predictive", "one-vs-each", "gibbs", changes={"objective": "predictive"}),
-            Method("one-vs-each-gibbs-evidence", "one-vs-each", "gibbs", changes={"objective": "evidence"}),
-            Method("gaussian-exact", "gaussian", "exact"),
-        ),
-    ),
-}
+TRAINING_TEST_EPISODES = 60  # of the runs' own tables; the comparison has its own test
+METRICS = ("accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "ece", "ece_floor")
+HEADER = ["method", "shot", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "raw NLL", "raw ECE"]
+HEADER += ["calibrated ECE", "failures"]
+COSTS = ["episodes", "training"]
 
 
 @dataclass(frozen=True)
 class ReproductionConfig:
-    """The flags of reproduce.py."""
+    """The flags of reproduce.py. methods and shots: those that are run, all if empty; episodes: 0 for the comparison's."""
 
     name: str
     quick: bool = False
+    methods: tuple[str, ...] = ()
+    shots: tuple[int, ...] = ()
+    episodes: int = 0
     out: str | None = None
     seed: int = 0
     data_root: str | None = None
@@ -96,32 +57,45 @@ def main(config: ReproductionConfig) -> list[dict[str, Any]]:
     """
     comparison = COMPARISONS[config.name]
     folder = Path(config.out or f"runs/{config.name}{'-quick' if config.quick else ''}")
+    methods, shots = _selected(comparison, config)
     rows: list[dict[str, Any]] = []
-    for shot in comparison.shots:
-        for method in comparison.methods:
+    for shot in shots:
+        for method in methods:
             print(f"\n== {method.name}, {comparison.way}-way {shot}-shot", flush=True)
             row = _row(comparison, method, shot, folder / f"{method.name}-{shot}shot", config)
             if row is None:
                 return rows
             rows.append(row)
-            _write(folder, config, rows)
-    print("\n" + table(rows))
+            _write(folder, config, comparison, rows)
+    print("\n" + format_table([*HEADER, *COSTS], [_cells(row) + _costs(row) for row in rows]))
     return rows
+
+
+def _selected(comparison: Comparison, config: ReproductionConfig) -> tuple[list[Method], list[int]]:
+    """The methods and shots that were asked for. Raises ConfigError for others than the comparison has."""
+    names = [method.name for method in comparison.methods]
+    for kind, wanted, known in (("method", config.methods, names), ("shot", config.shots, comparison.episodes)):
+        for name in wanted:
+            if name not in known:
+                listed = ", ".join(map(str, known))
+                raise ConfigError(f"expected a {kind} of {config.name}, got {name!r}; known: {listed}")
+    methods = [method for method in comparison.methods if method.name in (config.methods or names)]
+    return methods, [shot for shot in comparison.episodes if shot in (config.shots or comparison.episodes)]
 
 
 def _row(
     comparison: Comparison, method: Method, shot: int, path: Path, config: ReproductionConfig
 ) -> dict[str, Any] | None:
     """Train, or go on with, one method, and test it; None if it was interrupted."""
-    settings = {"trainer.test_episodes": comparison.test_episodes, **method.settings}
+    own = {"trainer.test_episodes": TRAINING_TEST_EPISODES, **comparison.settings, **method.settings}
     run = RunConfig(
         dataset=comparison.dataset,
         likelihood=method.likelihood,
         inference=method.inference,
         way=comparison.way,
         shot=shot,
-        episodes=comparison.quick_episodes if config.quick else comparison.episodes,
-        settings=settings,
+        episodes=config.episodes or (comparison.quick_episodes if config.quick else comparison.episodes[shot]),
+        settings=own,
         seed=config.seed,
         run_dir=str(path),
         data_root=config.data_root,
@@ -130,19 +104,28 @@ def _row(
     if path.exists():
         run = _resumed(run, path)
     start = time.perf_counter()
-    result = meta_train.main(run)
-    if "interrupted" in result:
+    trained = meta_train.main(run)
+    if "interrupted" in trained:
         return None
-    metrics, raw = result["test"][TRAINED], result["test"][RAW]
+    tested = evaluate.main(
+        EvaluationConfig(
+            str(path),
+            episodes=comparison.test_episodes,
+            batches=comparison.batches,
+            calibrate=True,
+            episodes_file=str(path / "episodes.npz"),
+            data_root=config.data_root,
+        )
+    )
     return {
         "method": method.name,
         "shot": shot,
-        **{name: metrics[name] for name in ("accuracy", "accuracy_ci95", "nll", "brier", "ece", "ece_floor")},
-        "raw_nll": raw["nll"],
-        "raw_ece": raw["ece"],
-        "temperature": result["temperature"],
-        "failures": sum(result["failures"].values()),
-        "training_failures": result["training_failures"],
+        **{name: tested[name] for name in METRICS},
+        "raw": {name: tested["raw"][name] for name in METRICS},
+        "calibrated": {name: tested["calibrated"][name] for name in (*METRICS, "temperature")},
+        "temperature": tested["temperature"],
+        "failures": sum(tested["failures"].values()),
+        "training_failures": trained["training_failures"],
         "training_seconds": run_directory.load(path).read_metrics()[-1]["seconds"],
         "seconds": time.perf_counter() - start,
         "episodes": run.episodes,
@@ -160,24 +143,40 @@ def _resumed(run: RunConfig, path: Path) -> RunConfig:
     return stored
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Accuracy with its interval, NLL and ECE with the run's temperature and without, failures, training time."""
-    return format_table(HEADER, [_cells(row) for row in rows])
+def table(rows: Sequence[dict[str, Any]], comparison: Comparison) -> str:
+    """The measured rows, then the published ones, as Markdown; nothing in it depends on the clock."""
+    width = len(HEADER)
+    lines = [HEADER, ["---"] * width, *map(_cells, rows)]
+    for published in comparison.published:
+        name = f"{published.method} ({published.source})"
+        for shot in sorted({row["shot"] for row in rows} & published.accuracy.keys()):
+            lines.append([name, str(shot), f"{published.accuracy[shot]}%", *[""] * (width - 3)])
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    numbers = [f"{row[name]:.3f}" for name in ("nll", "ece", "raw_nll", "raw_ece")]
     accuracy = format_percent(row["accuracy"], row["accuracy_ci95"])
+    numbers = [row["nll"], row["brier"], row["ece"], row["raw"]["nll"], row["raw"]["ece"], row["calibrated"]["ece"]]
+    spread = f"{100 * row['accuracy_std_batches']:.2f}"
     failures = f"{row['training_failures']} + {row['failures']}"
-    return [row["method"], str(row["shot"]), accuracy, *numbers, failures, format_seconds(row["training_seconds"])]
+    return [row["method"], str(row["shot"]), accuracy, spread, *(f"{number:.3f}" for number in numbers), failures]
 
 
-def _write(folder: Path, config: ReproductionConfig, rows: list[dict[str, Any]]) -> None:
+def _costs(row: dict[str, Any]) -> list[str]:
+    return [f"{row['episodes']:,}", format_seconds(row["training_seconds"])]
+
+
+def _write(folder: Path, config: ReproductionConfig, comparison: Comparison, rows: list[dict[str, Any]]) -> None:
     """results.json and table.md, replaced whole."""
-    results = {"config": dataclasses.asdict(config), "rows": rows}
+    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpyro", "flax", "optax", "numpy")}
+    results = {
+        "config": dataclasses.asdict(config),
+        "versions": {"python": platform.python_version(), **versions},
+        "rows": rows,
+        "published": [dataclasses.asdict(row) for row in comparison.published],
+    }
     run_directory.replace_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    lines = [HEADER, ["---"] * len(HEADER), *map(_cells, rows)]
-    run_directory.replace_text(folder / "table.md", "".join("| " + " | ".join(line) + " |\n" for line in lines))
+    run_directory.replace_text(folder / "table.md", table(rows, comparison))
 
 
 def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
@@ -185,13 +184,28 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     parser = OneLineParser(prog="reproduce.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("name", metavar="NAME", help=", ".join(COMPARISONS))
     parser.add_argument("--quick", action="store_true", help="few training episodes: minutes instead of hours")
+    parser.add_argument("--methods", type=_words, default=(), metavar="A,B", help="only these rows")
+    parser.add_argument("--shots", type=_numbers, default=(), metavar="1,5", help="only these numbers of shots")
+    parser.add_argument("--episodes", type=count_or_auto, default=0, metavar="N", help="training episodes of a run")
     parser.add_argument("--out", metavar="DIR", help="default runs/NAME, or runs/NAME-quick")
     parser.add_argument("--seed", type=int, default=0, help="of networks, tasks and inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     config = ReproductionConfig(**vars(parser.parse_args(arguments)))
     if config.name not in COMPARISONS:
         raise ConfigError(f"expected a known comparison, got {config.name!r}; known: {', '.join(COMPARISONS)}")
+    _selected(COMPARISONS[config.name], config)
     return config
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(map(int, _words(text)))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers with commas, got {text!r}") from None
 
 
 def command_line(arguments: Sequence[str] | None = None) -> int:

@@ -14,6 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
+from tasks.episodes import Images
+from tasks.files import DataError
+
 KEPT_INK = 0.6  # share of a character's ink that thinning leaves at least
 _DRAWS = 12  # uniform numbers an image: fixed, so that switching one change on leaves the others as they were
 
@@ -72,12 +75,16 @@ class Changes(NamedTuple):
     factors: Float[Array, "N 3"]
 
 
-def augment(
-    key: PRNGKeyArray, images: UInt8[Array, "N H W Ch"], augmentation: Augmentation
-) -> UInt8[Array, "N H W Ch"]:
-    """Change every image at random; jit-able with a static `augmentation`. Image i depends on fold_in(key, i) alone."""
+def augment(key: PRNGKeyArray, images: Images, augmentation: Augmentation) -> Images:
+    """Change every image at random; jit-able with a static `augmentation`. Image i depends on fold_in(key, i) alone.
+
+    Raises:
+        DataError: features in place of images, and changes of them asked for.
+    """
     if augmentation == Augmentation(repeat_border=augmentation.repeat_border):
         return images
+    if images.dtype != jnp.uint8:
+        raise DataError(f"expected images of bytes to change at random, got {images.dtype}; try the augmentation none")
     n, height, width, _ = images.shape
     changes = draw_changes(key, n, (height, width), augmentation)
     moved = images.astype(jnp.float32)

@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pytest
 import tiny_omniglot
 
 from runners import reproduce
+from runners.build import build_model
+from runners.comparisons import COMPARISONS, Comparison, Method, Published
 from runners.configuration import RunConfig, resolve
-from runners.reproduce import COMPARISONS, Comparison, Method, ReproductionConfig
+from runners.reproduce import ReproductionConfig
 
 CHANGES = {"backbone": "conv4", "query": 3}
 SETTINGS = tiny_omniglot.SETTINGS
@@ -18,8 +21,11 @@ TINY = Comparison(
         Method("gaussian-exact", "gaussian", "exact", CHANGES, SETTINGS),
     ),
     way=3,
+    episodes={1: 30},
     quick_episodes=6,
     test_episodes=12,
+    batches=2,
+    published=(Published("a classic", {1: "71.90", 5: "80.00"}, "Somebody 1999"),),
 )
 
 
@@ -33,14 +39,44 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, t
     rows = reproduce.main(config)
     assert [row["method"] for row in rows] == ["softmax-cvi", "gaussian-exact"]
     assert all(row["failures"] == row["training_failures"] == 0 and 0 < row["accuracy"] <= 1 for row in rows)
-    assert capsys.readouterr().out.count("softmax-cvi  ") == 1
+    assert [row["episodes"] for row in rows] == [6, 6]
+    printed = capsys.readouterr().out
+    assert printed.count("softmax-cvi  ") == 1
+    folder = tmp_path / "out" / "gaussian-exact-1shot"
+    with np.load(folder / "episodes.npz") as listed:
+        assert len(listed["accuracy"]) == 12
+        assert listed["accuracy"].mean() == pytest.approx(rows[1]["accuracy"])
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
     assert stored["rows"] == rows
     table = (tmp_path / "out" / "table.md").read_text()
-    assert table.splitlines()[0].startswith("| method | shot |") and len(table.splitlines()) == 4
+    assert table.splitlines()[0].startswith("| method | shot |")
+    assert "| a classic (Somebody 1999) | 1 | 71.90% |" in table and "80.00" not in table
+    assert len(table.splitlines()) == 5
     again = reproduce.main(config)  # nothing is trained twice
     for row, other in zip(rows, again, strict=True):
         assert {**row, "seconds": 0} == {**other, "seconds": 0}
+    assert (tmp_path / "out" / "table.md").read_text() == table
+
+
+def test_rows_can_be_chosen(tiny, tiny_data, tmp_path):
+    flags = ["tiny", "--methods", "gaussian-exact", "--shots", "1", "--episodes", "4"]
+    config = reproduce.parse([*flags, "--out", str(tmp_path), "--data-root", tiny_data])
+    rows = reproduce.main(config)
+    assert [(row["method"], row["episodes"]) for row in rows] == [("gaussian-exact", 4)]
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--methods", "magic"], "expected a method of tiny, got 'magic'; known: softmax-cvi, gaussian-exact"),
+        (["--shots", "5"], "expected a shot of tiny, got 5; known: 1"),
+        (["--shots", "one"], "expected numbers with commas, got 'one'"),
+    ],
+)
+def test_rows_that_a_comparison_lacks_are_refused(tiny, flags, message, capsys):
+    with pytest.raises(SystemExit):
+        reproduce.command_line(["tiny", *flags])
+    assert message in capsys.readouterr().err
 
 
 def test_a_folder_of_other_runs_is_refused(tiny, tiny_data, tiny_run, tmp_path, capsys):
@@ -55,7 +91,7 @@ def test_a_folder_of_other_runs_is_refused(tiny, tiny_data, tiny_run, tmp_path, 
 def test_unknown_comparisons_are_refused(capsys):
     with pytest.raises(SystemExit):
         reproduce.command_line(["nothing"])
-    message = "expected a known comparison, got 'nothing'; known: omniglot-kernels, omniglot-pairs"
+    message = "expected a known comparison, got 'nothing'; known: omniglot-kernels, omniglot-pairs, omniglot-emnist"
     assert message in capsys.readouterr().err
 
 
@@ -64,5 +100,7 @@ def test_every_method_of_a_comparison_can_be_configured(name):
     methods = COMPARISONS[name].methods
     assert len({method.name for method in methods}) == len(methods)
     for method in methods:
-        config = RunConfig(likelihood=method.likelihood, inference=method.inference, settings=method.settings)
-        resolve(config)
+        config = RunConfig(
+            likelihood=method.likelihood, inference=method.inference, settings=method.settings, **method.changes
+        )
+        build_model(resolve(config), (28, 28, 1))

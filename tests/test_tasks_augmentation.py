@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from tasks import DataError
 from tasks.augmentation import (
     AUGMENTATIONS,
     KEPT_INK,
@@ -155,7 +156,8 @@ def test_an_image_depends_on_its_position_alone(images, name):
 
 
 def test_the_changes_have_the_documented_ranges():
-    changes = drawn(jax.random.key(0), 4000, (9, 12), HANDWRITING)
+    ranges = Augmentation(rotation=15.0, scale=0.2, shear=0.2, shift=0.07, stroke=(-0.5, 2.0))
+    changes = drawn(jax.random.key(0), 4000, (9, 12), ranges)
     forward = np.linalg.inv(np.asarray(changes.matrix, float))
     angle = np.rad2deg(np.arctan2(-forward[:, 1, 0], forward[:, 0, 0]))
     scale = np.hypot(forward[:, 0, 0], forward[:, 1, 0])
@@ -202,6 +204,13 @@ def test_ranges_that_turn_an_image_inside_out_are_refused():
     for wrong in ({"scale": 1.0}, {"crop": 0.0}, {"stroke": (1.0, -1.0)}, {"contrast": -0.1}):
         with pytest.raises(ValueError, match="expected shares"):
             Augmentation(**wrong)
+
+
+def test_features_in_place_of_images_are_refused():
+    features = jnp.zeros((3, 1, 1, 5))
+    assert augment(jax.random.key(0), features, Augmentation()) is features
+    with pytest.raises(DataError, match="expected images of bytes"):
+        augment(jax.random.key(0), features, PHOTOGRAPHS)
 
 
 def test_it_compiles_once_for_all_keys(images):

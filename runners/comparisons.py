@@ -1,0 +1,117 @@
+"""What reproduce.py can run: methods under equal conditions, and the published numbers to set beside theirs."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import models
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: its name, which is also its folder's, and what of a run's configuration is special to it."""
+
+    name: str
+    likelihood: str
+    inference: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of a paper's table: accuracy in % by shots, as printed, and where it stands."""
+
+    method: str
+    accuracy: Mapping[int, str]
+    source: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods under equal conditions: data set, ways, training episodes by shots, episodes of --quick and of tests.
+
+    settings are those of every method, batches the number that test episodes are divided into, as papers do.
+    """
+
+    dataset: str
+    methods: tuple[Method, ...]
+    way: int = 5
+    episodes: Mapping[int, int] = field(default_factory=lambda: {1: 3000})
+    quick_episodes: int = 300
+    test_episodes: int = 600
+    batches: int = 5
+    settings: dict[str, Any] = field(default_factory=dict)
+    published: tuple[Published, ...] = ()
+
+
+def learned_both_ways(name: str, likelihood: str, inference: str, **settings: Any) -> Iterable[Method]:
+    """A pair trained by its marginal likelihood (ML, all images labelled) and by prediction of the queries (PL)."""
+    bound = {"gaussian": "evidence"}.get(likelihood, "evidence" if inference == "gibbs" else "elbo")
+    for suffix, objective in (("ml", bound), ("pl", "predictive")):
+        yield Method(f"{name}-{suffix}", likelihood, inference, {"objective": objective}, settings)
+
+
+def _characters_to_letters() -> tuple[Method, ...]:
+    """Every Gaussian-process method of the papers, ours, and ours with augmented training images."""
+    augmented = {"trainer.augment": "handwriting"}
+    return (
+        *learned_both_ways("softmax-cvi", "softmax", "cvi"),
+        *learned_both_ways("softmax-laplace", "softmax", "laplace"),
+        *learned_both_ways("one-vs-each-cvi", "one-vs-each", "cvi"),
+        *learned_both_ways("one-vs-each-cavi", "one-vs-each", "cavi"),
+        *learned_both_ways("one-vs-each-gibbs", "one-vs-each", "gibbs"),
+        *learned_both_ways("logistic-softmax-cvi", "logistic-softmax", "cvi"),
+        *learned_both_ways("logistic-softmax-cavi", "logistic-softmax", "cavi"),
+        *learned_both_ways("logistic-softmax-gibbs", "logistic-softmax", "gibbs", **{"inference.chains": 4}),
+        *learned_both_ways("label-regression", "gaussian", "exact"),
+        *learned_both_ways("softmax-cvi-augmented", "softmax", "cvi", **augmented),
+        *learned_both_ways("one-vs-each-cvi-augmented", "one-vs-each", "cvi", **augmented),
+    )
+
+
+_OVE = "Snell and Zemel 2021"
+_CHARACTERS_TO_LETTERS_PUBLISHED = (
+    Published("one-vs-each Gibbs ML, RBF", {1: "78.05", 5: "88.98"}, _OVE),
+    Published("one-vs-each Gibbs PL, RBF", {1: "74.62", 5: "89.87"}, _OVE),
+    Published("one-vs-each Gibbs ML, cosine", {1: "68.43", 5: "86.22"}, _OVE),
+    Published("one-vs-each Gibbs PL, cosine", {1: "77.00", 5: "87.52"}, _OVE),
+    Published("logistic-softmax Gibbs ML", {1: "62.91", 5: "83.80"}, _OVE),
+    Published("logistic-softmax Gibbs PL", {1: "70.70", 5: "86.59"}, _OVE),
+    Published("DKT, cosine", {1: "73.06", 5: "88.10"}, _OVE),
+    Published("mirror descent", {1: "74.02", 5: "87.05"}, "MD-BSFC"),
+    Published("ProtoNet", {1: "72.04", 5: "87.22"}, _OVE),
+    Published("RelationNet", {1: "75.62", 5: "87.84"}, _OVE),
+    Published("HyperShot (point estimate)", {1: "80.65", 5: "90.81"}, "HyperShot"),
+)
+
+COMPARISONS: dict[str, Comparison] = {
+    "omniglot-kernels": Comparison(
+        "omniglot",
+        tuple(Method(name, "softmax", "cvi", {"kernel": name}) for name in models.KERNELS),
+    ),
+    "omniglot-pairs": Comparison(
+        "omniglot",
+        (
+            Method("softmax-cvi", "softmax", "cvi"),
+            Method("softmax-cvi-block", "softmax", "cvi", settings={"inference.covariance": "block"}),
+            Method("softmax-laplace", "softmax", "laplace"),
+            Method("logistic-softmax-cavi", "logistic-softmax", "cavi"),
+            Method("logistic-softmax-cvi", "logistic-softmax", "cvi"),
+            Method("logistic-softmax-gibbs", "logistic-softmax", "gibbs", settings={"inference.chains": 4}),
+            Method("one-vs-each-cavi", "one-vs-each", "cavi"),
+            Method("one-vs-each-cvi", "one-vs-each", "cvi"),
+            Method("one-vs-each-laplace", "one-vs-each", "laplace"),
+            Method("one-vs-each-gibbs-predictive", "one-vs-each", "gibbs", {"objective": "predictive"}),
+            Method("one-vs-each-gibbs-evidence", "one-vs-each", "gibbs", {"objective": "evidence"}),
+            Method("gaussian-exact", "gaussian", "exact"),
+        ),
+    ),
+    "omniglot-emnist": Comparison(
+        "omniglot-emnist",
+        _characters_to_letters(),
+        episodes={1: 60_000, 5: 40_000},
+        test_episodes=3000,
+        published=_CHARACTERS_TO_LETTERS_PUBLISHED,
+    ),
+}

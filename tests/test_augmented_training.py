@@ -1,0 +1,68 @@
+"""`trainer.augment`: training images are changed as asked, test images never, and the temperature follows training."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import tiny_omniglot
+
+import tasks
+from runners.build import keys
+from runners.configuration import RunConfig, resolve
+from runners.data import calibration_episodes, load_splits, subset_of_classes, with_queries
+from runners.optimisation import sampler
+from runners.overrides import ConfigError
+from tasks.augmentation import AUGMENTATIONS, augment
+
+
+@pytest.fixture(scope="module")
+def splits(tiny_data):
+    return load_splits("omniglot", tiny_data)
+
+
+def configuration(splits, **settings):
+    config = RunConfig(**{**tiny_omniglot.FLAGS, "settings": {**tiny_omniglot.SETTINGS, **settings}})
+    return with_queries(resolve(config), splits)
+
+
+def test_every_data_set_has_a_choice():
+    assert resolve(RunConfig(dataset="omniglot")).trainer.augment == "none"
+    assert resolve(RunConfig(dataset="omniglot-emnist")).trainer.augment == "handwriting"
+    plain = RunConfig(dataset="omniglot-emnist", settings={"trainer.augment": "none"})
+    assert resolve(plain).trainer.augment == "none"
+
+
+def test_unknown_changes_are_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.augment must be one of none, handwriting, photographs, got 'x'"):
+        resolve(RunConfig(settings={"trainer.augment": "x"}))
+
+
+def test_without_changes_the_sampler_draws_the_plain_task(splits):
+    config, key = configuration(splits), keys(3)[0]
+    drawn = sampler(config)(splits.train, key)
+    plain = tasks.sample_task(key, splits.train, config.way, config.shot, config.query)
+    jax.tree.map(np.testing.assert_array_equal, drawn, plain)
+
+
+def test_the_sampler_changes_support_and_query_but_not_the_labels(splits):
+    config, key = configuration(splits, **{"trainer.augment": "handwriting"}), keys(3)[0]
+    drawn = sampler(config)(splits.train, key)
+    plain = tasks.sample_task(key, splits.train, config.way, config.shot, config.query)
+    for name in ("y_support", "y_query"):
+        np.testing.assert_array_equal(getattr(drawn, name), getattr(plain, name))
+    for name in ("x_support", "x_query"):
+        same = (np.asarray(getattr(drawn, name)) == np.asarray(getattr(plain, name))).all(axis=(1, 2, 3))
+        assert not same.any()
+    again = sampler(config)(splits.train, key)
+    jax.tree.map(np.testing.assert_array_equal, drawn, again)
+
+
+def test_the_temperature_is_fitted_on_images_as_in_training(splits):
+    config = configuration(splits, **{"trainer.augment": "handwriting"})
+    known = subset_of_classes(config.seed, splits.train, config.trainer.temperature_classes)
+    images = calibration_episodes(config, splits.train, 3, 1)[0].images
+    expected = augment(jax.random.key(config.seed), known.images, AUGMENTATIONS["handwriting"])
+    np.testing.assert_array_equal(images, expected)
+    plain = replace(config, settings={**config.settings, "trainer.augment": "none"})
+    np.testing.assert_array_equal(calibration_episodes(plain, splits.train, 3, 1)[0].images, known.images)
