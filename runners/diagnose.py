@@ -16,7 +16,7 @@ import models
 from inference import diagnostics
 from inference.inner.base import Code, Info
 from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache
+from runners import compilation_cache, processor
 from runners.build import Model, load_run
 from runners.console import format_table, one_line_errors
 from runners.data import EVALUATION_SEED
@@ -232,6 +232,7 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
     with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
         config = parse(arguments)
         compilation_cache.enable()
+        processor.tune()
         main(config)
     return 0
 

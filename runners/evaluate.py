@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, episode_lists, evaluation_report, tables
+from runners import compilation_cache, episode_lists, evaluation_report, processor, tables
 from runners.assessment import CALIBRATED, PAPERS, RAW, TEMPERED, Assessment, OutOfEpisode, assess
 from runners.console import format_seconds, one_line_errors
 from runners.evaluation_config import EvaluationConfig, check, parse
@@ -87,6 +87,7 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
     with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
         config = parse(arguments)
         compilation_cache.enable()
+        processor.tune()
         main(config)
     return 0
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from inference.estimator import FewShotClassifier, InferenceFailedError
 from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, run_directory
+from runners import compilation_cache, processor, run_directory
 from runners.build import Model, load_run
 from runners.console import format_percent, format_table, one_line_errors
 from runners.flags import OneLineParser
@@ -104,6 +104,7 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
     with one_line_errors(ConfigError, DataError, RunError, CheckpointError, InferenceFailedError):
         config = parse(arguments)
         compilation_cache.enable()
+        processor.tune()
         main(config)
     return 0
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, evaluate, meta_train, run_directory
+from runners import compilation_cache, evaluate, meta_train, processor, run_directory
 from runners.comparisons import COMPARISONS, Comparison, Method
 from runners.configuration import RunConfig
 from runners.console import format_percent, format_seconds, format_table, one_line_errors
@@ -38,7 +38,7 @@ COSTS = ["episodes", "training"]
 
 @dataclass(frozen=True)
 class ReproductionConfig:
-    """The flags of reproduce.py. methods and shots: those that are run, all if empty; episodes: 0 for the comparison's."""
+    """The flags of reproduce.py. methods, shots: those that are run, all if empty; episodes: 0 for the comparison's."""
 
     name: str
     quick: bool = False
@@ -213,6 +213,7 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
     with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
         config = parse(arguments)
         compilation_cache.enable()
+        processor.tune()
         main(config)
     return 0
 
