@@ -29,7 +29,7 @@ class Episode(NamedTuple):
 
 def reliability_diagram(curve: Reliability) -> Any:
     """Share right against confidence, the band in which a perfect model stays by chance, and what each bin holds."""
-    figure = _figure(4.6, 5.0)
+    figure = _figure(3.8, 4.6)
     axis, counts = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     middle = (curve.low + curve.high) / 2
@@ -40,7 +40,7 @@ def reliability_diagram(curve: Reliability) -> Any:
     for chosen, color, label in ((inside, "black", "observed"), (~inside, WRONG, "observed, beyond chance")):
         axis.plot(curve.confidence[chosen], curve.accuracy[chosen], "o", color=color, markersize=4, label=label)
     axis.set(xlim=(0, 1), ylim=(-0.03, 1.03), ylabel="share right")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     counts.vlines(curve.confidence, 0.5, curve.counts, color="tab:blue", linewidth=6)
     counts.set(yscale="log", ylabel="queries", xlabel="confidence (largest probability)")
     counts.set_ylim(bottom=0.5)
