@@ -9,8 +9,9 @@ It is not normalised over k: sum_k p(k | f) <= 1. The joint it stands for is p(f
 where c runs over the other classes: a star of class differences at every point.
 """
 
+import functools
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,8 @@ class OneVsEach(IntegerLabels, NoParameters):
         """E_q p(k | f) of every query, not normalised; Monte Carlo with draws shared by all queries."""
         mean = marginals.mean
         points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
-        return expect(lambda f: jnp.exp(_all_log_probs(f, classes)), marginals, points).T
+        real = jnp.ones(mean.shape[0], bool) if classes is None else classes
+        return expect(lambda f: _densities(f, real), marginals, points).T
 
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f: the composite density; draws are those of p(y | f), normalised."""
@@ -222,6 +224,38 @@ def _all_log_probs(f: Array, real: Array | None) -> Array:
     other = other if real is None else other & real[None, :, None]
     total = jnp.sum(jnp.where(other, pairs, 0.0), axis=1)
     return total if real is None else jnp.where(real[:, None], total, -jnp.inf)
+
+
+@jax.custom_jvp
+def _densities(f: Array, real: Array) -> Array:
+    """p(y = k | f) [C, N] for every k; 0 for classes that do not exist.
+
+    Products of s(f_k - f_c), without logarithms, and a derivative that is a sum of one product of matrices a point: it
+    is taken at every node of every chain.
+    """
+    wins, _ = _duels(f, real)
+    return jnp.where(real[:, None], functools.reduce(jnp.multiply, jnp.unstack(wins, axis=1)), 0.0)
+
+
+@_densities.defjvp
+def _densities_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
+    """d log p(k | f) = sum_c s(f_c - f_k) (df_k - df_c)."""
+    (f, real), change = primals, tangents[0]
+    _, losses = _duels(f, real)
+    moved = jnp.sum(losses, axis=1) * change
+    moved = moved - jnp.einsum("kcn,cn->kn", losses, change, precision=jax.lax.Precision.HIGHEST)
+    value = _densities(f, real)
+    return value, value * moved
+
+
+def _duels(f: Array, real: Array) -> tuple[Array, Array]:
+    """s(f_k - f_c) and s(f_c - f_k) [k, c, N], accurate relative to their size; 1 and 0 where there is no duel."""
+    difference = f[:, None] - f[None]
+    smaller = jnp.exp(-jnp.abs(difference))
+    other = (~jnp.eye(f.shape[0], dtype=bool) & real)[:, :, None]
+    wins = jnp.where(difference >= 0, 1.0, smaller) / (1 + smaller)
+    losses = jnp.where(difference >= 0, smaller, 1.0) / (1 + smaller)
+    return jnp.where(other, wins, 1.0), jnp.where(other, losses, 0.0)
 
 
 def _log_tilt(difference: Array, omega: Array) -> Array:
