@@ -53,7 +53,7 @@ def learned_both_ways(name: str, likelihood: str, inference: str, **settings: An
 
 
 def _characters_to_letters() -> tuple[Method, ...]:
-    """Every Gaussian-process method of the papers, ours, and ours with augmented training images."""
+    """Every Gaussian-process method of the papers, ours, and ours with changed training images."""
     augmented = {"trainer.augment": "handwriting"}
     return (
         *learned_both_ways("softmax-cvi", "softmax", "cvi"),
@@ -70,6 +70,20 @@ def _characters_to_letters() -> tuple[Method, ...]:
     )
 
 
+def _photographs() -> tuple[Method, ...]:
+    """One method of every likelihood, and the first with changed training images."""
+    return (
+        *learned_both_ways("softmax-cvi", "softmax", "cvi"),
+        *learned_both_ways("one-vs-each-cvi", "one-vs-each", "cvi"),
+        *learned_both_ways("one-vs-each-gibbs", "one-vs-each", "gibbs"),
+        *learned_both_ways("logistic-softmax-cvi", "logistic-softmax", "cvi"),
+        *learned_both_ways("label-regression", "gaussian", "exact"),
+        *learned_both_ways("softmax-cvi-augmented", "softmax", "cvi", **{"trainer.augment": "photographs"}),
+    )
+
+
+_PLAIN = {"trainer.augment": "none"}
+_PAPERS_EPISODES = {1: 60_000, 5: 40_000}
 _OVE = "Snell and Zemel 2021"
 _CHARACTERS_TO_LETTERS_PUBLISHED = (
     Published("one-vs-each Gibbs ML, RBF", {1: "78.05", 5: "88.98"}, _OVE),
@@ -110,8 +124,18 @@ COMPARISONS: dict[str, Comparison] = {
     "omniglot-emnist": Comparison(
         "omniglot-emnist",
         _characters_to_letters(),
-        episodes={1: 60_000, 5: 40_000},
+        episodes=_PAPERS_EPISODES,
         test_episodes=3000,
+        settings=_PLAIN,
         published=_CHARACTERS_TO_LETTERS_PUBLISHED,
+    ),
+    "flowers102": Comparison(
+        "flowers102", _photographs(), episodes=_PAPERS_EPISODES, test_episodes=3000, settings=_PLAIN
+    ),
+    "tinyimagenet": Comparison(
+        "tinyimagenet", _photographs(), episodes=_PAPERS_EPISODES, test_episodes=3000, settings=_PLAIN
+    ),
+    "tinyimagenet-84": Comparison(
+        "tinyimagenet-84", _photographs(), episodes=_PAPERS_EPISODES, test_episodes=3000, settings=_PLAIN
     ),
 }

@@ -1,4 +1,4 @@
-"""Train and test every method of a comparison, and print their table beside the published one.
+"""Train and test every method of a comparison, and print their table beside the published one; or run a study.
 
 python runners/reproduce.py NAME [--quick] [--methods A,B] [--episodes N] [--out DIR]      every flag: --help
 
@@ -19,15 +19,25 @@ from pathlib import Path
 from typing import Any
 
 from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, evaluate, meta_train, processor, run_directory
-from runners.comparisons import COMPARISONS, Comparison, Method
+from runners import comparisons, compilation_cache, evaluate, meta_train, processor, run_directory
+from runners.comparisons import Comparison, Method
 from runners.configuration import RunConfig
 from runners.console import format_percent, format_seconds, format_table, one_line_errors
 from runners.evaluation_config import EvaluationConfig
 from runners.flags import OneLineParser, count_or_auto
 from runners.overrides import ConfigError
 from runners.run_directory import RunError
+from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop
+from runners.studies.reporting import StudyError
 from tasks import DataError
+
+COMPARISONS: dict[str, Comparison] = {**comparisons.COMPARISONS, **hyperparameters.COMPARISONS}
+STUDIES = {
+    "likelihoods": likelihoods.main,
+    "iris": iris.main,
+    "convergence": convergence.main,
+    "outer-loop": outer_loop.main,
+}
 
 TRAINING_TEST_EPISODES = 60  # of the runs' own tables; the comparison has its own test
 METRICS = ("accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "ece", "ece_floor")
@@ -53,8 +63,10 @@ class ReproductionConfig:
 def main(config: ReproductionConfig) -> list[dict[str, Any]]:
     """The rows of the table, written to results.json and table.md after every method.
 
-    Raises ConfigError, DataError or RunError, each with one line.
+    Raises ConfigError, DataError, RunError or StudyError, each with one line.
     """
+    if config.name in STUDIES:
+        return STUDIES[config.name](config.quick, config.out, config.seed)
     comparison = COMPARISONS[config.name]
     folder = Path(config.out or f"runs/{config.name}{'-quick' if config.quick else ''}")
     methods, shots = _selected(comparison, config)
@@ -182,7 +194,8 @@ def _write(folder: Path, config: ReproductionConfig, comparison: Comparison, row
 def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     """The command line. Raises ConfigError."""
     parser = OneLineParser(prog="reproduce.py", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("name", metavar="NAME", help=", ".join(COMPARISONS))
+    known = ", ".join([*COMPARISONS, *STUDIES])
+    parser.add_argument("name", metavar="NAME", help=known)
     parser.add_argument("--quick", action="store_true", help="few training episodes: minutes instead of hours")
     parser.add_argument("--methods", type=_words, default=(), metavar="A,B", help="only these rows")
     parser.add_argument("--shots", type=_numbers, default=(), metavar="1,5", help="only these numbers of shots")
@@ -191,9 +204,12 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     parser.add_argument("--seed", type=int, default=0, help="of networks, tasks and inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     config = ReproductionConfig(**vars(parser.parse_args(arguments)))
-    if config.name not in COMPARISONS:
-        raise ConfigError(f"expected a known comparison, got {config.name!r}; known: {', '.join(COMPARISONS)}")
-    _selected(COMPARISONS[config.name], config)
+    if config.name in COMPARISONS:
+        _selected(COMPARISONS[config.name], config)
+    elif config.name not in STUDIES:
+        raise ConfigError(f"expected a known comparison or study, got {config.name!r}; known: {known}")
+    elif config.methods or config.shots or config.episodes:
+        raise ConfigError(f"--methods, --shots and --episodes choose rows of a comparison; {config.name} is a study")
     return config
 
 
@@ -210,7 +226,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 2 after an error in one line."""
-    with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
+    with one_line_errors(ConfigError, DataError, RunError, StudyError, CheckpointError):
         config = parse(arguments)
         compilation_cache.enable()
         processor.tune()

@@ -8,9 +8,9 @@ import tiny_omniglot
 
 from runners import reproduce
 from runners.build import build_model
-from runners.comparisons import COMPARISONS, Comparison, Method, Published
+from runners.comparisons import Comparison, Method, Published
 from runners.configuration import RunConfig, resolve
-from runners.reproduce import ReproductionConfig
+from runners.reproduce import COMPARISONS, ReproductionConfig
 
 CHANGES = {"backbone": "conv4", "query": 3}
 SETTINGS = tiny_omniglot.SETTINGS
@@ -91,8 +91,14 @@ def test_a_folder_of_other_runs_is_refused(tiny, tiny_data, tiny_run, tmp_path, 
 def test_unknown_comparisons_are_refused(capsys):
     with pytest.raises(SystemExit):
         reproduce.command_line(["nothing"])
-    message = "expected a known comparison, got 'nothing'; known: omniglot-kernels, omniglot-pairs, omniglot-emnist"
+    message = "expected a known comparison or study, got 'nothing'; known: omniglot-kernels, omniglot-pairs,"
     assert message in capsys.readouterr().err
+
+
+def test_a_study_is_run_whole(capsys):
+    with pytest.raises(SystemExit):
+        reproduce.command_line(["iris", "--episodes", "3"])
+    assert "choose rows of a comparison; iris is a study" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from runners import compilation_cache, processor
 from runners.console import format_table, one_line_errors
@@ -17,6 +17,7 @@ from tasks import DataError
 Row = dict[str, Any]
 
 
+@runtime_checkable
 class Study(Protocol):
     """A study's main: writes its table and figures into `out` and returns the rows."""
 
