@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from inference.outer.checkpoint import CheckpointError
-from runners import baselines, compilation_cache, optimisation, processes, run_directory, scoring, tables
+from runners import baselines, compilation_cache, optimisation, processes, processor, run_directory, scoring, tables
 from runners.build import build_model, describe, with_weights
 from runners.configuration import RunConfig, resolve
 from runners.console import Progress, one_line_errors
@@ -108,6 +108,7 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
             config = parse(arguments)
             processes.connect(config)
             compilation_cache.enable()
+            processor.tune()
             with processes.only_first_prints():
                 result = main(config)
     except KeyboardInterrupt:  # before or after training, or a second time during it

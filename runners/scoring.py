@@ -86,7 +86,7 @@ def _embed(graph: Any, state: Any, images: Array) -> Array:
 
 def score(
     model: Model,
-    features: Float[Array, "I D"],
+    features: Float[Array | np.ndarray, "I D"],
     episodes: Episodes,
     block: int | None = None,
     latent_temperature: float = 1.0,
@@ -97,6 +97,7 @@ def score(
     """
     start = time.perf_counter()
     solve = partial(_solve, *_fixed(model, episodes), latent_temperature)
+    features = np.asarray(features)
 
     def answer(part: TaskIndices, keys: Array) -> tuple[Array, Array]:
         return solve(features[part.x_support], part.y_support, features[part.x_query], keys)
@@ -106,10 +107,11 @@ def score(
 
 
 def score_open(
-    model: Model, features: Float[Array, "I D"], episodes: Episodes, block: int | None = None
+    model: Model, features: Float[Array | np.ndarray, "I D"], episodes: Episodes, block: int | None = None
 ) -> tuple[DetectionScores, DetectionScores, np.ndarray]:
     """Out-of-episode scores of own queries [E, Q] and of those of other classes [E, O], and result codes [E]."""
     solve = partial(solve_open, *_fixed(model, episodes))
+    features = np.asarray(features)
 
     def answer(part: TaskIndices, keys: Array) -> Any:
         return solve(features[part.x_support], part.y_support, features[part.x_query], features[part.x_other], keys)
@@ -128,7 +130,8 @@ def _in_blocks(answer: Callable[[TaskIndices, Array], Any], episodes: Episodes, 
     count, (way, _, query) = len(episodes.keys), episodes.shape
     queries = way * query + episodes.indices.x_other.shape[1]
     size = block or max(1, min(50, count, NUMBERS_A_BLOCK // (512 * way * queries)))
-    parts = [answer(*rows((episodes.indices, episodes.keys), first, size)) for first in range(0, count, size)]
+    positions = jax.device_get(episodes.indices)  # on the host, where taking a block compiles nothing
+    parts = [answer(*rows((positions, episodes.keys), first, size)) for first in range(0, count, size)]
     return jax.tree.map(lambda *leaves: np.concatenate([np.asarray(leaf) for leaf in leaves])[:count], *parts)
 
 
