@@ -13,7 +13,9 @@ SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "gpu.py"
 @pytest.mark.slow
 def test_the_rehearsal_agrees_with_the_processor_and_ends_with_its_table(tmp_path):
     file = tmp_path / "results.json"
-    done = subprocess.run([sys.executable, SCRIPT, "--quick", "--seconds", "1000", "--json", file], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--quick", "--seconds", "1000", "--json", file], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     results = json.loads(file.read_text())
     assert [row["agrees"] for row in results["correct"]] == [True, True]
