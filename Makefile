@@ -8,6 +8,8 @@ ifneq ($(wildcard ../shared/data),)
 export FEWSHOT_DATA ?= $(abspath ../shared/data)
 endif
 
+ONE_CORE := $(if $(shell command -v taskset),taskset -c 0)
+
 .DEFAULT_GOAL := help
 .PHONY: help install train test slow lint bench notebooks
 
@@ -16,7 +18,7 @@ help:
 	@echo "make test       the default tests; ARGS='-k metrics' selects"
 	@echo "make slow       the long statistical tests"
 	@echo "make lint       format, lint and type checks"
-	@echo "make bench      benchmarks"
+	@echo "make bench      what inference and training steps cost, as ratios to the backbone of the same run"
 	@echo "make notebooks  execute notebooks/*.py and write them as .ipynb (after make train)"
 	@echo "make install    the environment with all that developing needs"
 
@@ -36,10 +38,11 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
-bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/backbone.py
-	$(BIN)/python benchmarks/training_step.py
-	$(BIN)/python benchmarks/polya_gamma.py
+# Held on one core where the system can do that, so that times are those of a core. Peers: pip install -e '.[peers]'.
+bench: $(VENV)/.installed-bench
+	@mkdir -p .benchmarks
+	$(ONE_CORE) $(BIN)/python -m pytest benchmarks/suite.py -q --benchmark-quiet --benchmark-json=.benchmarks/latest.json
+	@$(BIN)/python benchmarks/summary.py .benchmarks/latest.json
 
 notebooks: $(VENV)/.installed-notebooks
 	$(BIN)/python -m jupytext --to notebook --run-path $(CURDIR) --execute notebooks/*.py
@@ -58,6 +61,9 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-notebooks: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[notebooks]' && touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
+	@$(INSTALL) '.[test,bench]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[test,dev]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test

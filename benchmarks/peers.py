@@ -32,7 +32,7 @@ from models.kernels import RBF
 from models.likelihoods import Softmax
 from models.polya_gamma import sample_polya_gamma_one
 
-WAY, SHOT, QUERY, DRAWS, NATURAL_STEPS = 5, 5, 15, 256, 40
+WAY, SHOT, QUERY, DRAWS, NATURAL_STEPS, GAMMAS = 5, 5, 15, 256, 40, 100_000
 SCALE, LENGTHSCALE = 10.0, 0.8  # s2 and l of k = s2 exp(-|x - z|^2 / (2 D l^2))
 PEERS = {"gpytorch": "gpytorch", "scikit-learn": "sklearn", "polyagamma": "polyagamma"}
 
@@ -168,8 +168,7 @@ def compare_gpytorch(repeats: int) -> list[Outcome]:
         task = setting()
         model, _ = gpytorch_fit(task, NATURAL_STEPS)
         theirs, ours = bound_of_gpytorch(task, model), our_bound(task)
-    runs: dict[str, Run] = {"theirs": gpytorch_fit(task, 0)[1], "ours": our_step(task)}
-    times = by_turns(runs, repeats)
+    times = by_turns(gpytorch_runs(), repeats)
     a, b = times["theirs"], times["ours"]
     ratio = f"{a.ratio(b):.0f}"
     size = f"{task.classes}-way, N = {len(task.y)}"
@@ -177,6 +176,11 @@ def compare_gpytorch(repeats: int) -> list[Outcome]:
         Outcome("GPyTorch", f"ELBO at the optimum, {size}", f"{theirs:.3f}", f"{ours:.3f}", "-"),
         Outcome("GPyTorch", f"one step, {size}", f"{a.minimum:.2f} ms", f"{b.minimum:.2f} ms", ratio),
     ]
+
+
+def gpytorch_runs() -> dict[str, Run]:
+    task = setting()
+    return {"theirs": gpytorch_fit(task, 0)[1], "ours": our_step(task)}
 
 
 def our_step(task: Setting) -> Run:
@@ -226,19 +230,23 @@ def our_classifier(task: Setting, make: Callable) -> Callable[[], jax.Array]:
     return lambda: solve(x, y, new)
 
 
-def compare_sklearn(repeats: int) -> list[Outcome]:
-    with jax.enable_x64(True):
-        evidence = evidence_pair(setting(way=2))
+def sklearn_runs() -> dict[str, Run]:
     task = setting()
 
     def theirs() -> np.ndarray:
         return sklearn_classifier(1.0, task.x.shape[1]).fit(task.x, task.y).predict_proba(task.x_query)
 
-    ours = our_classifier(task, cvi)
-    times = by_turns({"theirs": theirs, "ours": ours}, repeats)
+    return {"theirs": theirs, "ours": our_classifier(task, cvi)}
+
+
+def compare_sklearn(repeats: int) -> list[Outcome]:
+    with jax.enable_x64(True):
+        evidence = evidence_pair(setting(way=2))
+    task, runs = setting(), sklearn_runs()
+    times = by_turns(runs, repeats)
     scores = [
         f"{100 * metrics.accuracy(p[None], task.y_query[None]):.1f}%, {metrics.nll(p[None], task.y_query[None]):.3f}"
-        for p in (theirs(), np.asarray(ours()))
+        for p in (np.asarray(run()) for run in runs.values())
     ]
     size = f"{task.classes}-way, N = {len(task.y)}, Q = {len(task.y_query)}"
     a, b = times["theirs"], times["ours"]
@@ -258,21 +266,25 @@ def compare_sklearn(repeats: int) -> list[Outcome]:
 # polyagamma
 
 
-def compare_polyagamma(repeats: int, size: int = 100_000) -> list[Outcome]:
+def polyagamma_runs() -> dict[str, Run]:
     from polyagamma import random_polyagamma
 
-    z = 2 * np.random.default_rng(0).normal(size=size).astype(np.float32)
+    z = 2 * np.random.default_rng(0).normal(size=GAMMAS).astype(np.float32)
     generator, tilt, placed = np.random.default_rng(0), z.astype(float), jnp.asarray(z)
     keys = iter(jax.random.split(jax.random.key(0), 1000))
-    runs: dict[str, Run] = {
+    return {
         "theirs": lambda: random_polyagamma(1, tilt, method="devroye", random_state=generator),
         "ours": lambda: sample_polya_gamma_one(next(keys), placed),
     }
+
+
+def compare_polyagamma(repeats: int) -> list[Outcome]:
+    runs = polyagamma_runs()
     means = [float(np.mean(run())) for run in runs.values()]
     times = by_turns(runs, repeats)
     a, b = times["theirs"], times["ours"]
     return [
-        Outcome("polyagamma", f"mean of {size:,} draws of PG(1, z), z ~ N(0, 4)", *(f"{m:.4f}" for m in means), "-"),
+        Outcome("polyagamma", f"mean of {GAMMAS:,} draws of PG(1, z), z ~ N(0, 4)", *(f"{m:.4f}" for m in means), "-"),
         Outcome("polyagamma", "the draws", f"{a.minimum:.1f} ms", f"{b.minimum:.1f} ms", f"{a.ratio(b):.2f}"),
     ]
 
@@ -281,6 +293,13 @@ COMPARISONS: dict[str, Callable[[int], list[Outcome]]] = {
     "gpytorch": compare_gpytorch,
     "scikit-learn": compare_sklearn,
     "polyagamma": compare_polyagamma,
+}
+
+
+RUNS: dict[str, Callable[[], dict[str, Run]]] = {
+    "gpytorch": gpytorch_runs,
+    "scikit-learn": sklearn_runs,
+    "polyagamma": polyagamma_runs,
 }
 
 

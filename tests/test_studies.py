@@ -1,0 +1,134 @@
+"""Studies: the numbers behind the tables by formula, and each study from start to figure."""
+
+import importlib.util
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from runners.configuration import RunConfig, resolve
+from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop, reporting
+
+
+@pytest.mark.slow
+def test_confidence_before_any_data():
+    f = jax.random.split(jax.random.key(0))[0]
+    found = likelihoods.confidence(jax.random.key(0), 0.0, 200)
+    logits = np.asarray(jax.random.normal(f, (likelihoods.CLASSES, 200)), float)
+    softmax = np.exp(logits) / np.exp(logits).sum(0)
+    np.testing.assert_allclose(found["softmax"], softmax.max(0), rtol=1e-5)
+    np.testing.assert_allclose(found["label regression"], (softmax**2 / (softmax**2).sum(0)).max(0), rtol=1e-4)
+
+
+def test_the_posterior_of_a_gaussian_likelihood_is_known():
+    axis, value, posterior = likelihoods.surface(likelihoods.LIKELIHOODS["label regression"], 121)
+    known = norm(0.5, np.sqrt(0.5)).pdf(axis)[:, None] * norm(-0.5, np.sqrt(0.5)).pdf(axis)
+    np.testing.assert_allclose(posterior, known, rtol=0.01, atol=1e-4)
+    moments = likelihoods.moments(axis, posterior)
+    assert moments["mode_1"] == pytest.approx(0.5) and moments["mean_2"] == pytest.approx(-0.5, abs=0.01)
+    assert moments["sd_1"] == pytest.approx(np.sqrt(0.5), abs=0.01) and abs(moments["correlation"]) < 1e-3
+    assert value.max() <= 1
+
+
+def test_first_near_counts_steps_to_stay_near():
+    far, near = 1.0, 0.001
+    gaps = np.array([[near] * 4, [far, near, near, near], [near, far, near, near], [far] * 4, [far, far, far, np.nan]])
+    np.testing.assert_array_equal(convergence.first_near(gaps), [1, 2, 3, np.inf, np.inf])
+    row = convergence.steps_needed(gaps[:3])
+    assert row["median"] == 2 and row["largest"] == 3
+    assert convergence.steps_needed(gaps[3:])["median"] is None
+
+
+def test_fewest_chooses_at_every_scale():
+    slow, fast = np.array([[1.0, 1.0, 0.0]]), np.array([[1.0, 0.0, 0.0]])
+    chosen = convergence.fewest([np.stack([slow, fast]), np.stack([fast, slow])])
+    np.testing.assert_array_equal(chosen, np.stack([fast, fast]))
+
+
+def test_splits_of_iris_are_disjoint_and_balanced():
+    y = np.repeat(np.arange(3), 10)
+    drawn = iris.split(0, y, 4, 5)
+    for train, test in zip(drawn.train, drawn.test, strict=True):
+        assert set(train[drawn.real]) | set(test) == set(range(30))
+        assert not set(train[drawn.real]) & set(test)
+        assert set(train) == set(train[drawn.real])
+        np.testing.assert_array_equal(np.bincount(y[train[drawn.real]]), [4, 4, 4])
+    assert drawn.real.sum() == 12
+
+
+@pytest.mark.slow
+def test_padding_of_iris_changes_nothing():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(12, 2)).astype(np.float32), np.repeat(np.arange(3), 4).astype(np.int32)
+    keys, points = jax.random.split(jax.random.key(0), 1), np.array([[0, 4, 8]])
+    short = iris.solve("label regression", keys, x, y, points, np.ones(3, bool))
+    long = iris.solve("label regression", keys, x, y, np.array([[0, 4, 8, 0, 4]]), np.arange(5) < 3)
+    for one, other in zip(short, long, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(__import__("sys").modules, "sklearn", None)
+    with pytest.raises(SystemExit) as exit_info:
+        reporting.command_line("iris", iris.main, "Iris", ["--quick", "--out", str(tmp_path)])
+    assert exit_info.value.code == 2
+    assert "pip install scikit-learn" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", hyperparameters.COMPARISONS)
+def test_every_row_of_the_papers_tables_can_be_configured(name):
+    comparison = hyperparameters.COMPARISONS[name]
+    names = [method.name for method in comparison.methods]
+    assert len(set(names)) == len(names)
+    assert {row.method for row in comparison.published} <= set(names)
+    for method in comparison.methods:
+        settings = {**comparison.settings, **method.settings}
+        resolve(
+            RunConfig(likelihood=method.likelihood, inference=method.inference, settings=settings, **method.changes)
+        )
+
+
+def finished(path, rows, figures):
+    stored = json.loads((path / "results.json").read_text())
+    assert stored["rows"] == json.loads(json.dumps(rows)) and rows
+    assert "| --- |" in (path / "table.md").read_text()
+    assert all((path / figure).stat().st_size > 10_000 for figure in figures)
+
+
+@pytest.mark.slow
+def test_the_likelihood_study(tmp_path):
+    rows = likelihoods.main(quick=True, out=str(tmp_path), seed=0)
+    finished(tmp_path, rows, ["confidence.png", "surfaces.png"])
+    again = likelihoods.main(quick=True, out=str(tmp_path), seed=0)
+    assert rows == again
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("sklearn"), reason="install scikit-learn: it holds the Iris data")
+def test_the_iris_study(tmp_path):
+    rows = iris.main(quick=True, out=str(tmp_path), seed=0)
+    finished(tmp_path, rows, ["iris.png"])
+    assert all(row["failures"] == 0 for row in rows)
+    bounds = {row["method"]: row["elbo"] for row in rows if row["shot"] == 30}
+    assert bounds["softmax, cvi"] > max(bounds["one-vs-each, cvi"], bounds["label regression"])
+
+
+@pytest.mark.slow
+def test_the_convergence_study(tmp_path):
+    rows = convergence.main(quick=True, out=str(tmp_path), seed=0)
+    finished(tmp_path, rows, ["convergence.png"])
+    steps = {(row["scale"], row["method"]): row["median"] for row in rows}
+    assert all(steps[scale, convergence.MIRROR] <= 5 for scale in (1.0, 30.0))
+    assert all(steps[scale, convergence.PUBLISHED] is None for scale in (1.0, 30.0))
+
+
+@pytest.mark.slow
+def test_the_outer_loop_study(tmp_path):
+    rows = outer_loop.main(quick=True, out=str(tmp_path), seed=0)
+    finished(tmp_path, rows, ["outer-loop.png"])
+    memory = {(row["hypergradient"], row["inner_steps"]): row["step_MB"] for row in rows}
+    assert memory["unroll", 10] > memory["sites", 10]
+    assert jnp.isfinite(jnp.array([row["nll"] for row in rows])).all()
