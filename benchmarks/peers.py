@@ -129,7 +129,7 @@ def gpytorch_fit(task: Setting, steps: int, draws: int = DRAWS) -> tuple[Any, An
             loss = -bound(model(x), y)
             loss.backward()
             optimiser.step()
-        return float(loss)
+        return float(loss.detach())
 
     for _ in range(steps):
         step()

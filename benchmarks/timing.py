@@ -1,7 +1,7 @@
 """Timing by turns: every contestant is compiled first, then all run one after the other, again and again.
 
-So they meet the same load of the machine, and the ratio of neighbours means something on a busy one. A process that is
-held on one core (`taskset -c 0`) is timed in processor time, which other programs add nothing to; else it is wall time.
+So they meet the same load of the machine, and ratios mean something on a busy one. A process that is held on one core
+(`taskset -c 0`) is timed in processor time, which other programs add little to; else it is wall time.
 """
 
 import os
@@ -32,8 +32,8 @@ class Timed(NamedTuple):
         return float(self.milliseconds.min())
 
     def ratio(self, other: "Timed") -> float:
-        """Median of the ratios of neighbours."""
-        return float(np.median(self.milliseconds / other.milliseconds))
+        """Ratio of the fastest rounds: what else the machine does only ever adds, and adds more to a long run."""
+        return self.minimum / other.minimum
 
 
 def seconds() -> float:

@@ -32,7 +32,7 @@ def main() -> None:
     times = by_turns({"step": training_step(arguments), "Conv4 alone": alone}, arguments.repeats)
     for name, one in times.items():
         print(f"{name}: median {one.median:.1f} ms, minimum {one.minimum:.1f} ms, first call {one.first:.1f} s")
-    print(f"median of the ratios of neighbours: {times['step'].ratio(times['Conv4 alone']):.2f}")
+    print(f"ratio of the fastest rounds: {times['step'].ratio(times['Conv4 alone']):.2f}")
 
 
 def training_step(arguments: argparse.Namespace) -> Run:
