@@ -113,6 +113,8 @@ def _corrupted(config: EvaluationConfig, clean: Dataset, severity: int | None = 
     """Every image corrupted once, keyed by its number: each is embedded once, and support and query see the same."""
     if config.corruption is None:
         return clean
+    if clean.images.dtype != np.uint8:
+        raise DataError(f"expected images as bytes for --corruption, got {clean.images.dtype}; features have none")
     name, given = parse_corruption(config.corruption)
     key = jax.random.fold_in(jax.random.key(config.seed), len(SPLITS))
     return corrupt_dataset(key, clean, name, severity or given)

@@ -47,7 +47,8 @@ def _sections(found: Assessment) -> Iterator[Section]:
         yield _out_of_episode(found)
     if found.severities:
         yield _robustness(found)
-    yield _episodes(found)
+    if found.test.images.dtype == np.uint8:  # features, in their place, are nothing to look at
+        yield _episodes(found)
     records = run_directory.load(Path(found.config.run_dir)).read_metrics()
     if records:
         yield Section("Training", figures={"Learning curve, from metrics.jsonl": plots.learning_curve(records)})

@@ -149,6 +149,13 @@ def test_corruption_changes_support_and_query_and_its_severities_are_reported(ev
     assert (np.asarray(corrupted.images) != np.asarray(clean.images)).any(axis=(1, 2, 3)).all()
 
 
+def test_features_are_not_corrupted(everything, tiny_data):
+    clean = load_splits("omniglot", tiny_data).test
+    features = clean._replace(images=clean.images.astype(np.float32) / 255)
+    with pytest.raises(tasks.DataError, match="expected images as bytes for --corruption, got float32"):
+        assessment._corrupted(everything.config, features)
+
+
 def test_the_report_holds_everything_in_one_file(everything):
     text = (everything.folder / "report.html").read_text()
     page = ParsedPage(text)
