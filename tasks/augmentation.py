@@ -147,9 +147,12 @@ def warp(
     column, row = (jnp.minimum(jnp.floor(at), side) for at, side in ((x, width), (y, height)))
     words = _neighbours(images).reshape(n, (height + 1) * (width + 1), channels)
     place = (row * (width + 1) + column).astype(jnp.int32).reshape(n, -1)
-    word = jax.vmap(lambda image, at: image.at[at].get(mode="promise_in_bounds"))(words, place)
-    pixel = [((word >> shift) & 0xFF).astype(jnp.float32) for shift in (0, 8, 16, 24)]
     right, below = ((at - first).reshape(n, -1, 1) for at, first in ((x, column), (y, row)))
+    # Barriers: fused into one loop, all of this would be computed anew for every word and every byte that is read.
+    words, place, right, below = jax.lax.optimization_barrier((words, place, right, below))
+    word = jax.vmap(lambda image, at: image.at[at].get(mode="promise_in_bounds"))(words, place)
+    word = jax.lax.optimization_barrier(word)
+    pixel = [((word >> shift) & 0xFF).astype(jnp.float32) for shift in (0, 8, 16, 24)]
     upper = pixel[0] + right * (pixel[1] - pixel[0])
     lower = pixel[2] + right * (pixel[3] - pixel[2])
     return (upper + below * (lower - upper)).reshape(images.shape)
@@ -210,8 +213,7 @@ def _spread(images: Array, diagonal: bool) -> Array:
 def recolour(images: Float[Array, "N H W Ch"], factors: Float[Array, "N 3"]) -> Float[Array, "N H W Ch"]:
     """Multiply brightness, contrast (about the image's mean), saturation (about the pixel's mean), in that order."""
     brightness, contrast, saturation = (factors[:, i, None, None, None] for i in range(3))
-    images = brightness * images
     mean = jnp.mean(images, axis=(1, 2, 3), keepdims=True)
-    images = mean + contrast * (images - mean)
-    grey = jnp.mean(images, axis=3, keepdims=True)
-    return grey + saturation * (images - grey)
+    channels = images.shape[3]
+    grey = sum(images[..., i : i + 1] for i in range(channels)) / channels  # a mean over so short an axis is slow
+    return brightness * (mean + contrast * (grey + saturation * (images - grey) - mean))

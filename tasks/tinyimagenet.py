@@ -1,7 +1,7 @@
 """Tiny ImageNet (Stanford CS231n; ImageNet's terms of use): 64 x 64 pixels, RGB, the first 120 images of each class.
 
-Of its 200 classes those take part that tieredImageNet (Ren et al. 2018) has too, with its splits, which keep kinds of
-things apart: 61 train, 17 validate, 45 test. About 2% of the images are grey; they become RGB.
+Of its 200 classes those take part that tieredImageNet (Ren et al. 2018) has too, with its splits, which differ in the
+upper levels of WordNet: 61 train, 17 validate, 45 test. About 2% of the images are grey; they become RGB.
 """
 
 import os
