@@ -66,7 +66,7 @@ def main() -> None:
         rows.append([name, f"{one.median:.2f}", f"{one.minimum:.2f}", target, *ratios, f"{one.first:.1f}"])
     header = ["", "median, ms", "minimum, ms", "target, ms", "of Conv4", "of PyTorch's Conv4", "first call, s"]
     print(markdown(header, rows))
-    pair = by_turns(test_episode(arguments.shot), arguments.repeats)
+    pair = by_turns(whole_test_episode(arguments.shot), arguments.repeats)
     whole, forward = pair.values()
     print(
         f"\ntest episode, {WAY}-way {arguments.shot}-shot, 50 inner steps: median {whole.median:.1f} ms, minimum "
@@ -101,7 +101,7 @@ def gradient_of(method: Method, way: int, shot: int, query: int) -> Callable:
     return jax.value_and_grad(objective)
 
 
-def test_episode(shot: int = 1) -> dict[str, Run]:
+def whole_test_episode(shot: int = 1) -> dict[str, Run]:
     """A test episode from images to probabilities, 50 inner steps of cvi; and the network's forward pass alone."""
     labelled = WAY * shot
     network = Conv4(backbone.SHAPE, rngs=nnx.Rngs(0))

@@ -14,12 +14,13 @@ import backbone
 import jax
 import peers
 import pytest
-from inference_cost import METHODS, TRAIN_QUERY, WAY, test_episode, training
+from inference_cost import METHODS, TRAIN_QUERY, WAY, training, whole_test_episode
 from timing import Run, clock, seconds
 from training_step import training_step
 
 from runners import processor
 
+pytestmark = pytest.mark.filterwarnings("default")  # peers warn about their own insides
 ROUNDS = 20
 IMAGES = WAY * (1 + TRAIN_QUERY)
 
@@ -62,7 +63,7 @@ def test_training_step(steps: int, measure: Callable) -> None:
 
 @pytest.mark.parametrize("part", ["whole", "forward"])
 def test_test_episode(part: str, measure: Callable) -> None:
-    measure(test_episode()[part])
+    measure(whole_test_episode()[part])
 
 
 def test_torch_backbone(measure: Callable) -> None:
