@@ -131,17 +131,19 @@ def test_an_unknown_precision_is_refused():
         Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=4, precision="half")
 
 
-@pytest.mark.parametrize("size", [(6, 4), (5, 7)])
-def test_pooling_keeps_which_entry_was_the_largest(size):
+def test_pooling_keeps_which_entry_was_the_largest():
     """Its gradient is that of `reduce_window` where maxima are unique; of equal ones the first gets all."""
     with jax.enable_x64(True):
-        z = jax.random.normal(jax.random.key(22), (2, 3, *size, 2))
-        weights = jax.random.normal(jax.random.key(23), (2, 3, size[0] // 2, size[1] // 2, 2))
-        mine, usual = (jax.grad(lambda z, pool=pool: (weights * pool(z)).sum())(z) for pool in (pool_first, max_pool))
-        np.testing.assert_array_equal(mine, usual)
-        tied = jax.grad(lambda z: (weights * pool_first(z)).sum())(jnp.zeros_like(z))
-        np.testing.assert_array_equal(tied[:, :, : size[0] // 2 * 2 : 2, : size[1] // 2 * 2 : 2], weights)
-        np.testing.assert_allclose(tied.sum(), weights.sum(), rtol=1e-12)
+        z = jax.random.normal(jax.random.key(22), (2, 3, 5, 6, 2))
+        weights = jax.random.normal(jax.random.key(23), (2, 3, 2, 3, 2))
+        mine, usual = (
+            jax.jit(jax.grad(lambda z, pool=pool: (weights * pool(z)).sum())) for pool in (pool_first, max_pool)
+        )
+        np.testing.assert_array_equal(mine(z), usual(z))
+        tied = np.array(mine(jnp.zeros_like(z)))
+        np.testing.assert_array_equal(tied[:, :, :4:2, ::2], weights)
+        tied[:, :, :4:2, ::2] = 0
+        assert not tied.any()
 
 
 def test_residual_block_and_its_gradient_equal_plain_layers():
