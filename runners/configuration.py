@@ -31,8 +31,8 @@ class TrainerSettings:
     validate_every: optimiser steps, 0 for a twentieth of the run but at least 250. *_episodes: sizes of the fixed sets
     of episodes; temperature_classes: training classes that the temperature is fitted on, at most. augment: random
     changes of the training images, one of `tasks.augmentation.AUGMENTATIONS`.
-    steps_per_dispatch: optimiser steps that run as one program, 0 for 1 on CPU and 50 elsewhere; numbers differ by
-    rounding only.
+    steps_per_dispatch: optimiser steps that run as one program, 0 for 1 on CPU and up to 50 elsewhere; numbers differ
+    by rounding only.
     """
 
     learning_rate: float = 2e-3

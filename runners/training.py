@@ -126,7 +126,8 @@ class Training:
     @property
     def _together(self) -> int:
         """Steps of one dispatch where no row comes in between: XLA runs convolutions in loops slowly on CPU alone."""
-        return self.model.config.trainer.steps_per_dispatch or (1 if jax.default_backend() == "cpu" else _TOGETHER)
+        settings = self.model.config.trainer
+        return settings.steps_per_dispatch or (1 if jax.default_backend() == "cpu" else min(_TOGETHER, settings.log_every))
 
     def _next_count(self) -> int:
         """Steps of the next dispatch."""
