@@ -127,7 +127,8 @@ class Training:
     def _together(self) -> int:
         """Steps of one dispatch where no row comes in between: XLA runs convolutions in loops slowly on CPU alone."""
         settings = self.model.config.trainer
-        return settings.steps_per_dispatch or (1 if jax.default_backend() == "cpu" else min(_TOGETHER, settings.log_every))
+        usual = 1 if jax.default_backend() == "cpu" else min(_TOGETHER, settings.log_every)
+        return settings.steps_per_dispatch or usual
 
     def _next_count(self) -> int:
         """Steps of the next dispatch."""
