@@ -184,14 +184,13 @@ def test_an_image_depends_on_its_position_alone(plain):
 
 
 def test_a_data_set_is_corrupted_in_chunks_as_in_one_piece(monkeypatch, plain):
-    labels = np.repeat(np.arange(2), 10)
-    dataset = make_dataset(plain[:20, :20, :20], labels, rotations=4)
-    whole = corrupt_dataset(KEY, dataset, "gaussian-noise", 5)
-    monkeypatch.setattr(corruptions, "PIXELS_A_CHUNK", 7 * 20 * 20 * 3)
-    parts = corrupt_dataset(KEY, dataset, "gaussian-noise", 5)
-    np.testing.assert_array_equal(parts.images, whole.images)
-    assert whole.images.shape == dataset.images.shape and (whole.images != dataset.images).any()
-    assert (whole.rotations, whole.smallest) == (4, 10) and (whole.index == dataset.index).all()
+    dataset = make_dataset(plain, np.repeat(np.arange(2), 20))
+    monkeypatch.setattr(corruptions, "PIXELS_A_CHUNK", 7 * 20 * 24 * 3)
+    changed = corrupt_dataset(KEY, dataset, "gaussian-noise", 5)
+    np.testing.assert_array_equal(changed.images, corrupted(KEY, plain, "gaussian-noise", 5))
+    assert changed.smallest == 20 and (changed.index == dataset.index).all()
+    with pytest.raises(DataError, match="expected images to corrupt, got features"):
+        corrupt_dataset(KEY, dataset._replace(images=dataset.images / 255), "gaussian-noise", 5)
 
 
 @pytest.mark.parametrize("name", ["gaussian-noise", *(name for name in CORRUPTIONS if "noise" not in name)])

@@ -318,7 +318,7 @@ def test_features_stand_in_for_images(tmp_path):
     splits = load(f"embeddings:{path}")
     assert splits.image_shape == (1, 1, 5) and sizes(splits) == [3, 3, 3]
     assert splits.class_names["test"] == ("ash", "elm", "oak")
-    task = sample_task(jax.random.key(0), splits.test, way=2, shot=1, query=2)
+    task = jax.jit(lambda key: sample_task(key, splits.test, way=2, shot=1, query=2))(jax.random.key(0))
     assert task.x_query.shape == (4, 1, 1, 5) and task.x_query.dtype == np.float32
     own = np.asarray(splits.train.images)[np.asarray(splits.train.index[0])][:, 0, 0]
     np.testing.assert_allclose(own, arrays["train_features"][4:8], rtol=1e-6)
