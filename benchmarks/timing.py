@@ -36,13 +36,12 @@ class Timed(NamedTuple):
         return self.minimum / other.minimum
 
 
+HELD_ON_ONE_CORE = hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1  # as the process began
+
+
 def seconds() -> float:
     """Processor time of all threads where they share one core, else wall time."""
-    return time.process_time() if one_core() else time.perf_counter()
-
-
-def one_core() -> bool:
-    return jax.default_backend() == "cpu" and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1
+    return time.process_time() if HELD_ON_ONE_CORE and jax.default_backend() == "cpu" else time.perf_counter()
 
 
 def clock(run: Run) -> float:
