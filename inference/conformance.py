@@ -88,25 +88,23 @@ def _predicts(likelihood: Likelihood) -> None:
     q = _marginals(0)
     q = q._replace(mean=0.3 * q.mean)
     keys = jax.random.split(jax.random.key(0), 64)
-    p = jnp.mean(jax.vmap(lambda key: likelihood.predict(key, q))(keys), axis=0)
+    p = jnp.mean(jax.jit(jax.vmap(lambda key: likelihood.predict(key, q)))(keys), axis=0)
     _close("L1, predicted probabilities sum to 1", p.sum(1), 1.0, 1e-5)
-    densities = expect(lambda f: _densities(likelihood, f), q, GaussHermite(24).points(keys[0], CLASSES, jnp.float64))
+    points = GaussHermite(24).points(keys[0], CLASSES, jnp.float64)
+    densities = jax.jit(lambda: expect(lambda f: _densities(likelihood, f), q, points))()
     _close("L8, predict is the expected density, normalised", p, (densities / densities.sum(0)).T, 5e-3)
 
 
 def _expects(likelihood: Likelihood) -> None:
     """L4: expected_log_prob is that of quadrature, and log_prob at zero variance."""
     y, q = jnp.asarray(LABELS), _marginals(2)
+    expected = jax.jit(lambda q: likelihood.expected_log_prob(y, q))
     points = GaussHermite(30).points(jax.random.key(0), CLASSES, jnp.float64)
-    reference = expect(lambda f: likelihood.log_prob(y, f), q, points)
-    _close("L4, expected_log_prob without points is that of quadrature", _expected(likelihood, q), reference, 1e-5)
+    reference = jax.jit(lambda: expect(lambda f: likelihood.log_prob(y, f), q, points))()
+    _close("L4, expected_log_prob without points is that of quadrature", expected(q), reference, 1e-5)
     _close("L4, expected_log_prob over given points", likelihood.expected_log_prob(y, q, points), reference, 1e-5)
     certain = q._replace(variance=jnp.zeros_like(q.variance))
-    _close("L4, at zero variance it is log_prob", _expected(likelihood, certain), likelihood.log_prob(y, q.mean), 1e-8)
-
-
-def _expected(likelihood: Likelihood, q: Marginals) -> Array:
-    return likelihood.expected_log_prob(jnp.asarray(LABELS), q)
+    _close("L4, at zero variance it is log_prob", expected(certain), likelihood.log_prob(y, q.mean), 1e-8)
 
 
 def _ignores_masked_classes(likelihood: Likelihood) -> None:
@@ -174,13 +172,19 @@ def _draws_latents(likelihood: AugmentedLikelihood) -> None:
 
 def _bounds(likelihood: AugmentedLikelihood) -> None:
     """L5, L6: the bound rises with q(aux), stays below E log p(y | f); its slope in the mean is that of the sites."""
-    y, q, aux, last = jnp.asarray(LABELS), _marginals(11), None, jnp.full(len(LABELS), -jnp.inf)
-    for _ in range(100):
-        aux = likelihood.aux_posterior(y, q, aux)
-        bound = likelihood.augmented_bound(y, q, aux)
-        _close("L5, aux_posterior never lowers the bound", jnp.maximum(last - bound, 0.0), 0.0, 1e-9)
-        last = bound
-    excess = jnp.maximum(last - likelihood.expected_log_prob(y, q), 0.0)
+    y, q = jnp.asarray(LABELS), _marginals(11)
+
+    @jax.jit
+    def updated() -> tuple[Any, Array]:
+        def update(aux: Any, _: None) -> tuple[Any, Array]:
+            aux = likelihood.aux_posterior(y, q, aux)
+            return aux, likelihood.augmented_bound(y, q, aux)
+
+        return jax.lax.scan(update, likelihood.aux_posterior(y, q, None), length=100)
+
+    aux, path = updated()
+    _close("L5, aux_posterior never lowers the bound", jnp.maximum(path[:-1] - path[1:], 0.0), 0.0, 1e-9)
+    excess = jnp.maximum(path - likelihood.expected_log_prob(y, q), 0.0)
     _close("L5, augmented_bound is at most expected_log_prob", excess, 0.0, 1e-8)
     slope = jax.grad(lambda mean: jnp.sum(likelihood.augmented_bound(y, q._replace(mean=mean), aux)))(q.mean)
     sites = likelihood.expected_sites(y, aux)

@@ -49,6 +49,7 @@ def parametrised(chosen):
 
 
 each_cell, each_deterministic_cell = parametrised(CELLS), parametrised(DETERMINISTIC)
+each_sampled_cell = parametrised([cell for cell in CELLS if cell[0] in SAMPLED])
 # Steps after which tests of a fixed number of steps stop, and settings under which `gradient` converges.
 STEPS = {"gradient": 12}
 CONVERGING = {"gradient": {"learning_rate": 0.02}}

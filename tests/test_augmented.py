@@ -40,16 +40,22 @@ def test_every_augmented_likelihood_is_tested_here():
     assert registered == {type(likelihood) for likelihood in AUGMENTED.values()}
 
 
+@jax.jit
+def densities(key, likelihood, y, f, other):
+    """At latents aux drawn given another f (any aux will do): log p(y, aux | f), log p(aux | y, f), log p(y | f)."""
+    aux = likelihood.aux_conditional(key, y, other)
+    return likelihood.log_joint(y, aux, f), likelihood.log_conditional(y, aux, f), likelihood.log_prob(y, f)
+
+
 @double
 @each_likelihood
 def test_joint_over_conditional_of_the_latents_is_the_likelihood(likelihood):
     """L2 and L3: log p(y, aux | f) - log p(aux | y, f) = log p(y | f) for every aux and every f."""
-    y = jnp.asarray(Y)
     for seed in range(4):
-        f, other = latents(seed), latents(seed + 10)
-        aux = likelihood.aux_conditional(jax.random.key(seed), y, other)  # of another f: any aux will do
-        difference = likelihood.log_joint(y, aux, f) - likelihood.log_conditional(y, aux, f)
-        np.testing.assert_allclose(difference, likelihood.log_prob(y, f), atol=1e-6)
+        joint, conditional, marginal = densities(
+            jax.random.key(seed), likelihood, jnp.asarray(Y), latents(seed), latents(seed + 10)
+        )
+        np.testing.assert_allclose(joint - conditional, marginal, atol=1e-6)
 
 
 @double
@@ -57,14 +63,15 @@ def test_joint_over_conditional_of_the_latents_is_the_likelihood(likelihood):
 def test_sites_are_the_joint_as_a_function_of_f(likelihood):
     """log p(y, aux | f) - log p(y, aux | f') = log t(f) - log t(f') with the sites t of aux."""
     y, f, g = jnp.asarray(Y), latents(0), latents(1)
-    aux = likelihood.aux_conditional(jax.random.key(0), y, f)
-    sites = likelihood.sites(y, aux)
 
-    def log_sites(value):
-        return jnp.sum(value * (sites.shift - 0.5 * sites.times(value)), axis=0)
+    @jax.jit
+    def both():
+        aux = likelihood.aux_conditional(jax.random.key(0), y, f)
+        sites = likelihood.sites(y, aux)
+        logs = [jnp.sum(value * (sites.shift - 0.5 * sites.times(value)), axis=0) for value in (f, g)]
+        return logs[0] - logs[1], likelihood.log_joint(y, aux, f) - likelihood.log_joint(y, aux, g)
 
-    change = likelihood.log_joint(y, aux, f) - likelihood.log_joint(y, aux, g)
-    np.testing.assert_allclose(log_sites(f) - log_sites(g), change, atol=1e-8)
+    np.testing.assert_allclose(*both(), atol=1e-8)
 
 
 @double
@@ -83,6 +90,19 @@ def test_draws_of_the_latents_have_the_moments_of_their_sites(likelihood):
     assert (np.abs(slopes.mean(0) - expected) <= 5 * error + 1e-12).all()
 
 
+@partial(jax.jit, static_argnames="count")
+def updated(likelihood, y, q, classes=None, count=400):
+    """q(aux) after repeated updates, and the bound after each, [count, N]."""
+
+    def update(aux, _):
+        aux = likelihood.aux_posterior(y, q, aux, classes)
+        return aux, likelihood.augmented_bound(y, q, aux, classes)
+
+    first = likelihood.aux_posterior(y, q, None, classes)
+    aux, later = jax.lax.scan(update, first, length=count - 1)
+    return aux, jnp.concatenate([likelihood.augmented_bound(y, q, first, classes)[None], later])
+
+
 @double
 @each_likelihood
 @pytest.mark.parametrize("masked", [False, True])
@@ -90,18 +110,16 @@ def test_the_augmented_bound_is_below_and_meets_it_at_a_point(likelihood, masked
     """L5. Over repeated updates of q(aux) the bound rises; at zero variance the optimum is still an inequality."""
     classes = jnp.asarray(REAL) if masked else None
     y = jnp.asarray(np.where(REAL[Y], Y, 0) if masked else Y)
+    expected = jax.jit(
+        lambda q: (likelihood.expected_log_prob(y, q, None, classes), likelihood.log_prob(y, q.mean, classes))
+    )
     for seed in range(3):
         q = marginals(seed)
-        exact = likelihood.expected_log_prob(y, q, None, classes)
-        aux, last = None, -np.inf
-        for _ in range(200):
-            aux = likelihood.aux_posterior(y, q, aux, classes)
-            bound = likelihood.augmented_bound(y, q, aux, classes)
-            assert (bound >= last - 1e-10).all() and (bound <= exact + 1e-9).all()
-            last = bound
-        point = Marginals(q.mean, jnp.zeros_like(q.variance))
-        aux = likelihood.aux_posterior(y, point, None, classes)
-        gap = likelihood.log_prob(y, q.mean, classes) - likelihood.augmented_bound(y, point, aux, classes)
+        exact, at_mean = expected(q)
+        _, path = updated(likelihood, y, q, classes)
+        assert (np.diff(path, axis=0) >= -1e-10).all() and (path <= exact + 1e-9).all()
+        _, at_point = updated(likelihood, y, q._replace(variance=jnp.zeros_like(q.variance)), classes)
+        gap = at_mean - at_point[0]
         assert (gap >= -1e-10).all()
         if isinstance(likelihood, OneVsEach):  # one layer of latents: exact at a point mass
             np.testing.assert_allclose(gap, 0.0, atol=1e-9)
@@ -111,9 +129,8 @@ def test_the_augmented_bound_is_below_and_meets_it_at_a_point(likelihood, masked
 @each_likelihood
 def test_the_optimal_latents_make_the_bound_stationary(likelihood):
     """L6, and the expected sites are the slope and curvature of the bound in the mean and variance of f."""
-    y, q, aux = jnp.asarray(Y), marginals(4), None
-    for _ in range(400):
-        aux = likelihood.aux_posterior(y, q, aux)
+    y, q = jnp.asarray(Y), marginals(4)
+    aux, _ = updated(likelihood, y, q)
 
     def bound(aux, q):
         return jnp.sum(likelihood.augmented_bound(y, q, aux))
@@ -256,8 +273,9 @@ def test_the_bound_of_cavi_is_the_evidence_of_its_sites_and_a_constant_of_the_la
     prior, y = random_task(4)
     likelihood = AUGMENTED[name]
     kernel = cavi(likelihood)
-    state, info = fit(jax.random.key(0), kernel, prior, y, steps=3)
+    state, info = jax.jit(lambda: fit(jax.random.key(0), kernel, prior, y, steps=3))()
 
+    @jax.jit
     def difference(scale):
         scaled = prior._replace(covariance=scale * prior.covariance)
         posterior = condition(scaled, likelihood.expected_sites(y, state.aux))
@@ -265,4 +283,5 @@ def test_the_bound_of_cavi_is_the_evidence_of_its_sites_and_a_constant_of_the_la
 
     values = [float(difference(scale)) for scale in (0.5, 1.0, 2.0)]
     np.testing.assert_allclose(values, values[0], atol=1e-9)
-    np.testing.assert_allclose(kernel.elbo(state, kernel.posterior(state, prior), y, None), info.elbo[-1], atol=1e-9)
+    whole = jax.jit(lambda: kernel.elbo(state, kernel.posterior(state, prior), y, None))()
+    np.testing.assert_allclose(whole, info.elbo[-1], atol=1e-9)
