@@ -1,6 +1,6 @@
 """Cost of inference as a task grows: labelled points N, classes C, tasks T, chains; and large tasks.
 
-    taskset -c 0 python benchmarks/scaling.py [--quick] [--repeats 3] [--json FILE]
+    taskset -c 0 python benchmarks/scaling.py [--quick | --limit n] [--repeats 3] [--json FILE]
 
 Objective and gradient of merged tasks (float32, RBF kernel), as in inference_cost.py: milliseconds, megabytes of XLA's
 temporaries, and the exponent with which the time grows from the row above (3 for N^3, 1 for linear).
@@ -9,6 +9,7 @@ temporaries, and the exponent with which the time grows from the row above (3 fo
 import argparse
 import json
 import math
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -76,9 +77,10 @@ def measured(name: str, varied: str, cases: Sequence[Case], repeats: int) -> lis
             "ms": milliseconds,
             "MB": compiled.memory_analysis().temp_size_in_bytes / 1e6,
         }
-        if rows:
+        if rows:  # growth since the case before
             row["exponent"] = math.log(milliseconds / rows[-1]["ms"]) / math.log(size / rows[-1][varied])
         rows.append(row)
+        print(f"{name}, {case}: {milliseconds:.1f} ms", file=sys.stderr, flush=True)
     return rows
 
 
@@ -111,7 +113,8 @@ def report(varied: str, rows: Sequence[dict[str, Any]]) -> str:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_const", const=1_000, default=1_000_000, dest="limit")
+    parser.add_argument("--limit", type=int, default=1_000_000, help="largest C N T that is run")
+    parser.add_argument("--quick", action="store_const", const=1_000, dest="limit")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()

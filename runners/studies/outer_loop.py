@@ -33,7 +33,7 @@ def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row
     cells = [(mode, steps) for steps in ((1, 10) if quick else STEPS) for mode in MODES]
     rows: list[Row] = []
     for mode, steps in cells:
-        config = configuration(path, mode, steps, 60 if quick else 3000, seed)
+        config = configuration(path, mode, steps, 40 if quick else 3000, seed)
         row = trained(config)
         if row is None:
             return rows
@@ -44,10 +44,10 @@ def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row
 
 
 def configuration(path: Path, mode: str, steps: int, episodes: int, seed: int) -> RunConfig:
-    """One run: ten validations, and few test episodes where there are few training episodes."""
-    scored = 600 if episodes >= 1000 else 100
+    """One run: twelve validations of a long one, four of a quick one, which has few episodes to score as well."""
+    scored, validations = (600, 12) if episodes >= 1000 else (100, 4)
     settings = {
-        "trainer.validate_every": max(1, episodes // 10),
+        "trainer.validate_every": max(1, episodes // validations),
         "trainer.validation_episodes": scored,
         "trainer.test_episodes": scored,
         "trainer.temperature_episodes": scored,
