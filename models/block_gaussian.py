@@ -11,7 +11,7 @@ of N C rows, `StarSites` and `SimplexSites` in O(C N^3), as a diagonal of class-
 
 Every triangular solve here waits for the one before it. On CPU, jaxlib 0.10.2 hangs for good where as many batched
 solves run side by side as it has threads: each waits for a thread that the others hold. So the factors of the classes
-are inverted once, and nothing else is solved with them.
+are inverted once (`class_factors`), and nothing else is solved with them.
 """
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -26,6 +26,7 @@ from models.gaussian import (
     Marginals,
     Query,
     apply_covariance,
+    class_factors,
     highest_precision,
     log_determinant,
     prior_marginals,
@@ -248,7 +249,7 @@ class StarSites(_StarFields, _BlockAlgebra):
         class, so U^T E U is a sum over the classes of E, weighted by rows and columns.
         """
         degree = self.rays + self.centre * jnp.sum(self.rays, axis=0)
-        weight, inverse, determinant = _class_factors(prior, degree)
+        weight, inverse, determinant = class_factors(prior, degree)
         whitened = inverse @ (weight[:, :, None] * prior.covariance)
         kept = prior.covariance - jnp.swapaxes(whitened, 1, 2) @ whitened  # E [C, N, N]
         spokes = (self.centre, self.rays)
@@ -304,7 +305,7 @@ class SimplexSites(_SimplexFields, _BlockAlgebra):
         Written so, it is a sum of positive definite matrices and nothing cancels at large output scales.
         """
         root = jnp.sqrt(self.probability)
-        weight, inverse, determinant = _class_factors(prior, self.probability * self.slope**2)
+        weight, inverse, determinant = class_factors(prior, self.probability * self.slope**2)
         solved = jnp.swapaxes(inverse, 1, 2) @ (inverse * root[:, None, :])  # B^-1 p^1/2
         carried = weight[:, :, None] * solved
         core = jnp.linalg.cholesky(jnp.einsum("cn,cnm->nm", root, solved))
@@ -430,36 +431,6 @@ def zero_block_sites(prior: GaussianPrior) -> BlockSites:
     """Block sites that say nothing."""
     classes, points = prior.mean.shape
     return BlockSites(jnp.zeros_like(prior.mean), jnp.zeros((points, classes, classes), prior.mean.dtype))
-
-
-def _class_factors(prior: GaussianPrior, diagonal: Array) -> tuple[Array, Array, Array]:
-    """W^1/2 [C, N], the inverse of R = chol(I + W^1/2 K W^1/2) [C, N, N] and log|R R^T|, of a diagonal W >= 0."""
-    weight = square_root(diagonal)
-    scaled = weight[:, :, None] * prior.covariance * weight[:, None, :]
-    inverse, determinant = _cholesky_inverse(jnp.eye(weight.shape[1], dtype=weight.dtype) + scaled)
-    return weight, inverse, determinant
-
-
-@jax.custom_jvp
-def _cholesky_inverse(matrices: Array) -> tuple[Array, Array]:
-    """R^-1 [C, N, N] and sum_c log|B| of B = R R^T [C, N, N], positive definite.
-
-    The derivative d(R^-1) = -Phi(R^-1 dB R^-T) R^-1, Phi the lower triangle with half of the diagonal, is products of
-    matrices, several times faster than the triangular solves that the derivative of a Cholesky factor takes.
-    """
-    cholesky = jnp.linalg.cholesky(matrices, symmetrize_input=False)
-    identity = jnp.broadcast_to(jnp.eye(matrices.shape[-1], dtype=matrices.dtype), matrices.shape)
-    return solve_triangular(cholesky, identity, lower=True), log_determinant(cholesky)
-
-
-@_cholesky_inverse.defjvp
-@highest_precision
-def _cholesky_inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[tuple, tuple]:
-    inverse, determinant = _cholesky_inverse(*primals)
-    inner = inverse @ tangents[0] @ jnp.swapaxes(inverse, -1, -2)
-    diagonal = jnp.diagonal(inner, axis1=-2, axis2=-1)
-    lower = jnp.tril(inner) - 0.5 * diagonal[..., None] * jnp.eye(inner.shape[-1], dtype=inner.dtype)
-    return (inverse, determinant), (-lower @ inverse, jnp.sum(diagonal))
 
 
 @jax.custom_jvp

@@ -374,3 +374,18 @@ def test_a_root_of_a_singular_kernel_in_single_precision():
 def test_a_root_needs_one_kernel_matrix():
     with pytest.raises(ValueError, match="shared by the classes"):
         prior_root(GaussianPrior(jnp.zeros((2, 3)), jnp.zeros((2, 3, 3))))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="these are the processor's library calls; run it on one")
+def test_a_posterior_and_its_gradient_take_one_factorisation_and_one_triangular_solve():
+    """Two large batches of triangular solves side by side can hang: jaxlib 0.10.2 on CPU."""
+    prior, sites = GaussianPrior(jnp.zeros((2, 40)), jnp.eye(40)), Sites(jnp.ones((2, 40)), jnp.ones((2, 40)))
+    query = Query(jnp.zeros((2, 3)), jnp.ones((3, 40)), jnp.ones(3))
+
+    def value(covariance):
+        posterior = condition(prior._replace(covariance=covariance), sites)
+        return posterior.kl + jnp.sum(posterior.variance) + jnp.sum(posterior.predict(query).variance)
+
+    program = jax.jit(jax.grad(value)).lower(prior.covariance).compile().as_text()
+    assert program.count('custom_call_target="lapack_spotrf_ffi"') == 1
+    assert program.count('custom_call_target="lapack_strsm_ffi"') == 1
