@@ -270,7 +270,7 @@ def _combined(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _for_each_task(function: Callable[..., Outcome], *stacked: Any) -> Outcome:
-    """`function` of every task of a batch, by vmap; a single one as it is: a batch of one takes a processor three times as long."""
+    """`function` of every task of a batch, by vmap; a single one alone, for a batch of one is slow on a processor."""
     if jax.tree.leaves(stacked)[0].shape[0] > 1:
         return jax.vmap(function)(*stacked)
     alone = function(*jax.tree.map(lambda leaf: leaf[0], stacked))
