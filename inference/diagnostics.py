@@ -83,14 +83,17 @@ def to_arviz(
         samples = dict(posterior_or_mcmc.get_samples(group_by_chain=True))
         statistics = _statistics(posterior_or_mcmc.get_extra_fields(group_by_chain=True))
     else:
-        samples, statistics = {"f": draw_latents(draw_key, posterior_or_mcmc, prior, draws)}, {}
+        draw_all = jax.jit(lambda key: draw_latents(key, posterior_or_mcmc, prior, draws))
+        samples, statistics = {"f": draw_all(draw_key)}, {}
     if "f" not in samples:
         raise ValueError(f"expected samples of f, got {', '.join(samples)}; collect f, or use the kernels of mcmc.py")
-    groups = {"posterior": samples, **_about_labels(label_key, likelihood, y, samples["f"])}
+    about_labels = jax.jit(lambda key, f: _about_labels(key, likelihood, y, f))
+    groups = {"posterior": samples, **about_labels(label_key, samples["f"])}
     total = jnp.sum(groups["log_likelihood"]["y"], axis=-1)
     groups["sample_stats"] = {**statistics, TOTAL: total}
     if query is not None:
-        groups["predictions"] = _predictions(query_key, likelihood, prior, query, samples["f"])
+        predictions = jax.jit(lambda key, f: _predictions(key, likelihood, prior, query, f))
+        groups["predictions"] = predictions(query_key, samples["f"])
     return _dataset(groups, prior.mean.shape, 0 if query is None else query.mean.shape[1])
 
 
