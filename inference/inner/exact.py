@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from inference.inner.base import (
+    Code,
     InferenceKernel,
     Info,
     Mask,
@@ -49,7 +50,12 @@ def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
     ) -> tuple[ExactState, Info]:
         del key
         bound = elbo(state, condition(prior, state.sites), y, mask)
-        return state, Info(bound, jnp.zeros_like(bound), finite_code(bound), jnp.asarray(0))
+        code = finite_code(bound)
+        # Nothing is to be had from sites whose bound is not finite. And what is computed from the state then waits for
+        # the bound: factorisations of large batches that run side by side can hang (models/gaussian.py).
+        shift = jnp.where(code == Code.OK, state.sites.shift, jnp.nan)
+        state = state._replace(sites=state.sites._replace(shift=shift))
+        return state, Info(bound, jnp.zeros_like(bound), code, jnp.asarray(0))
 
     def elbo(state: ExactState, posterior: GaussianPosterior, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
         del state
