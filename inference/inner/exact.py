@@ -5,6 +5,7 @@ The sites are a function of the likelihood's noise and nothing is stopped at the
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
@@ -53,8 +54,7 @@ def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
         code = finite_code(bound)
         # Nothing is to be had from sites whose bound is not finite. And what is computed from the state then waits for
         # the bound: factorisations of large batches that run side by side can hang (models/gaussian.py).
-        shift = jnp.where(code == Code.OK, state.sites.shift, jnp.nan)
-        state = state._replace(sites=state.sites._replace(shift=shift))
+        state = state._replace(sites=jax.tree.map(lambda leaf: jnp.where(code == Code.OK, leaf, jnp.nan), state.sites))
         return state, Info(bound, jnp.zeros_like(bound), code, jnp.asarray(0))
 
     def elbo(state: ExactState, posterior: GaussianPosterior, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
