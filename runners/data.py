@@ -108,7 +108,8 @@ def calibration_episodes(config: RunConfig, train: Dataset, way: int, shot: int)
     """
     settings = config.trainer
     known = subset_of_classes(config.seed, train, max(way, settings.temperature_classes))
-    changed = augment(jax.random.key(config.seed), known.images, AUGMENTATIONS[settings.augment])
+    change = jax.jit(augment, static_argnums=2)
+    changed = change(jax.random.key(config.seed), known.images, AUGMENTATIONS[settings.augment])
     known = known._replace(images=changed)
     shape = Shape(way, shot, queries(train, shot, automatic.TEST_QUERIES))
     return known, draw_episodes(config.seed, "train", known, shape, settings.temperature_episodes)

@@ -58,6 +58,7 @@ def test_joint_over_conditional_of_the_latents_is_the_likelihood(likelihood):
         np.testing.assert_allclose(joint - conditional, marginal, atol=1e-6)
 
 
+@pytest.mark.slow
 @double
 @each_likelihood
 def test_sites_are_the_joint_as_a_function_of_f(likelihood):
@@ -74,6 +75,7 @@ def test_sites_are_the_joint_as_a_function_of_f(likelihood):
     np.testing.assert_allclose(*both(), atol=1e-8)
 
 
+@pytest.mark.slow
 @double
 @each_likelihood
 def test_draws_of_the_latents_have_the_moments_of_their_sites(likelihood):

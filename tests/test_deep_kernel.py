@@ -103,6 +103,7 @@ def test_free_functions_map_over_tasks():
         np.testing.assert_allclose(queries.cross[task], alone.covariance[3:, :3], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_trains_inside_numpyro_svi_under_scan():
     """Parameters move, batch statistics travel as mutable state, and a loop of updates equals the scan."""
     module = build("conv4", "cosine-bn")

@@ -174,6 +174,7 @@ def test_k_hat_of_a_known_tail():
     assert pareto_k_of(np.array([0.0, np.nan] * 100)) == np.inf
 
 
+@pytest.mark.slow
 def test_loo_of_label_regression_is_the_closed_form():
     """Its density, and that normalised over the labels (R5)."""
     task = problem(0, points=8, scale=1.0)

@@ -57,6 +57,7 @@ def test_tempering_changes_confidence_and_not_the_order():
     assert flat[0].max() < 0.35
 
 
+@pytest.mark.slow
 def test_a_mixture_of_composite_densities_is_normalised_once():
     """(O12): the mean over the chains of E[OVE_k], then normalised; not the mean of what each chain predicts."""
     task, likelihood = problem(5, scale=10.0), OneVsEach(prediction_draws=4096)
