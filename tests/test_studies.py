@@ -122,7 +122,8 @@ def test_the_convergence_study(tmp_path):
     finished(tmp_path, rows, ["convergence.png"])
     steps = {(row["scale"], row["method"]): row["median"] for row in rows}
     assert all(steps[scale, convergence.MIRROR] <= 5 for scale in (1.0, 30.0))
-    assert all(steps[scale, convergence.PUBLISHED] is None for scale in (1.0, 30.0))
+    published = [steps[scale, convergence.PUBLISHED] for scale in (1.0, 30.0)]
+    assert all(count is None or count > 100 for count in published)  # None: not within the steps looked at
 
 
 @pytest.mark.slow
