@@ -17,7 +17,8 @@ from jax.scipy.special import ndtri
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
-from models.block_gaussian import JointMarginals, semidefinite_cholesky
+from models.block_gaussian import JointMarginals
+from models.dense_sites import semidefinite_cholesky
 from models.gaussian import Marginals, highest_precision
 
 

@@ -1,4 +1,4 @@
-"""Gaussian algebra with sites: equations G1-G8 of the notes. Only this file and block_gaussian.py factorise a matrix.
+"""Gaussian algebra with sites: equations G1-G8. Only this file and those of block sites factorise a matrix.
 
 A *site* is an unnormalised Gaussian factor t(f) = exp(h.f - 1/2 f.W.f) attached to one labelled point; h is its
 *shift*, W >= 0 its *precision*. The posterior N(a, K) times all sites is exact GP algebra, written without K^-1, so a
@@ -81,7 +81,7 @@ class Sites(NamedTuple):
 
 @runtime_checkable
 class AnySites(Protocol):
-    """What the algebra needs of Gaussian sites; block_gaussian.py has those that couple the classes of a point."""
+    """What the algebra needs of Gaussian sites; block_gaussian.py says which couple the classes of a point."""
 
     @property
     def shift(self) -> Float[Array, "C N"]:

@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 from problems import double, problem
 
-from models.block_gaussian import (
-    DENSE_LIMIT,
-    BlockSites,
-    JointMarginals,
-    SimplexSites,
-    StarSites,
-    semidefinite_cholesky,
-)
+from models.block_gaussian import JointMarginals
+from models.dense_sites import DENSE_LIMIT, BlockSites, semidefinite_cholesky
 from models.expectations import GaussHermite, MonteCarlo, expect
 from models.gaussian import GaussianPrior, Marginals, Sites, condition, draw, log_normaliser, prior_root
+from models.simplex_sites import SimplexSites
+from models.star_sites import StarSites
 
 CLASSES, POINTS, QUERIES = 3, 9, 5
 KINDS = ("diagonal", "block", "star", "simplex")

@@ -16,6 +16,8 @@ ALLOWED = {
     "runners": {"models", "inference", "evaluation", "tasks", "runners"},
     "tasks": {"tasks"},
 }
+# May factorise a matrix: everything else asks them, so how that is done (precision, order, thresholds) is decided once.
+ALGEBRA = {f"models/{name}.py" for name in ("gaussian", "block_gaussian", "dense_sites", "star_sites", "simplex_sites")}
 # May import arviz, and matplotlib.
 DIAGNOSTICS = {
     "inference/diagnostics.py",
@@ -69,6 +71,29 @@ def test_only_the_diagnostics_import_arviz():
         if "arviz" in {module.split(".")[0] for module in imported_modules(path.read_text())}
     }
     assert importers <= {"inference/diagnostics.py"}
+
+
+def linear_algebra(source):
+    """What a file takes from a module called linalg; sparse ones iterate with products and factorise nothing."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom):
+            module, names = node.module, [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            module, names = ast.unparse(node.value), [node.attr]
+        else:
+            continue
+        if module.endswith("linalg") and "sparse" not in module:
+            yield from names
+
+
+def test_only_the_gaussian_algebra_factorises_a_matrix():
+    found = {
+        path.relative_to(REPOSITORY).as_posix()
+        for package in ALLOWED.keys() - {"tasks"}  # which change pixels, in NumPy
+        for path in files(package)
+        if list(linear_algebra(path.read_text()))
+    }
+    assert found == ALGEBRA
 
 
 def test_every_package_is_listed_for_installation():

@@ -42,7 +42,8 @@ from inference.inner.base import (
     require,
     sites_held,
 )
-from models.block_gaussian import BlockSites, JointMarginals, positive_part, zero_block_sites
+from models.block_gaussian import JointMarginals
+from models.dense_sites import BlockSites, positive_part, zero_block_sites
 from models.expectations import Exact, ExpectationRule, MonteCarlo, Points, expect
 from models.gaussian import GaussianPrior, Marginals, Sites, condition, highest_precision, log_normaliser, zero_sites
 from models.likelihoods.base import Likelihood, SmoothLikelihood

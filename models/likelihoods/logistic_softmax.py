@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from models.block_gaussian import JointMarginals, SimplexSites
+from models.block_gaussian import JointMarginals
 from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
 from models.gaussian import Marginals, Sites
 from models.likelihoods.base import IntegerLabels, one_hot, own, present, present_or_zero
@@ -30,6 +30,7 @@ from models.polya_gamma import (
     polya_gamma_mean,
     sample_polya_gamma,
 )
+from models.simplex_sites import SimplexSites
 
 
 class LogisticSoftmaxLatents(NamedTuple):

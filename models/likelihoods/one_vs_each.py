@@ -20,7 +20,7 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int, Key
 from numpyro.distributions import constraints
 
-from models.block_gaussian import JointMarginals, StarSites
+from models.block_gaussian import JointMarginals
 from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid
 from models.gaussian import Marginals, square_root
 from models.likelihoods.base import IntegerLabels, NoParameters, one_hot, own
@@ -31,6 +31,7 @@ from models.polya_gamma import (
     polya_gamma_mean,
     sample_polya_gamma_one,
 )
+from models.star_sites import StarSites
 
 
 class OneVsEachLatents(NamedTuple):

@@ -9,10 +9,11 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from models.block_gaussian import JointMarginals, SimplexSites
+from models.block_gaussian import JointMarginals
 from models.expectations import MonteCarlo, Points, expect, expected_log_sum_exp
 from models.gaussian import Marginals
 from models.likelihoods.base import IntegerLabels, NoParameters, one_hot, own, present
+from models.simplex_sites import SimplexSites
 
 
 @jax.tree_util.register_static
