@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from evaluation import metrics
 from evaluation.calibration import LATENT_GRID, PapersTemperatures, fit_temperature, papers_temperatures
@@ -116,8 +116,12 @@ def _corrupted(config: EvaluationConfig, clean: Dataset, severity: int | None = 
     if clean.images.dtype != np.uint8:
         raise DataError(f"expected images as bytes for --corruption, got {clean.images.dtype}; features have none")
     name, given = parse_corruption(config.corruption)
-    key = jax.random.fold_in(jax.random.key(config.seed), len(SPLITS))
-    return corrupt_dataset(key, clean, name, severity or given)
+    return corrupt_dataset(corruption_key(config.seed), clean, name, severity or given)
+
+
+def corruption_key(seed: int) -> PRNGKeyArray:
+    """The key that test images are corrupted by: none of those that episodes are drawn by."""
+    return jax.random.fold_in(jax.random.key(seed), len(SPLITS))
 
 
 def _rows(model: Model, features: Array, episodes: Episodes, config: EvaluationConfig) -> dict[str, Row]:

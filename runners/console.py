@@ -77,6 +77,12 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])
 
 
+def format_markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same as a Markdown table, which ends with a new line."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
 def format_seconds(seconds: float) -> str:
     """0.4 s, 12 s, 3:05 or 2:07:30."""
     if seconds < 59.5:

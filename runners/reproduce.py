@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from inference.outer.checkpoint import CheckpointError
-from runners import comparisons, compilation_cache, evaluate, meta_train, processor, run_directory
+from runners import comparisons, compilation_cache, evaluate, meta_train, processor, robustness, run_directory
 from runners.comparisons import Comparison, Method
 from runners.configuration import RunConfig
-from runners.console import format_percent, format_seconds, format_table, one_line_errors
+from runners.console import format_markdown, format_percent, format_seconds, format_table, one_line_errors
 from runners.evaluation_config import EvaluationConfig
 from runners.flags import OneLineParser, count_or_auto
 from runners.overrides import ConfigError
@@ -48,7 +48,10 @@ COSTS = ["episodes", "training"]
 
 @dataclass(frozen=True)
 class ReproductionConfig:
-    """The flags of reproduce.py. methods, shots: those that are run, all if empty; episodes: 0 for the comparison's."""
+    """The flags of reproduce.py. methods, shots: those that are run, all if empty; episodes: 0 for the comparison's.
+
+    robustness: then also test every run on corrupted images and on queries of other classes.
+    """
 
     name: str
     quick: bool = False
@@ -58,6 +61,7 @@ class ReproductionConfig:
     out: str | None = None
     seed: int = 0
     data_root: str | None = None
+    robustness: bool = False
 
 
 def main(config: ReproductionConfig) -> list[dict[str, Any]]:
@@ -80,6 +84,8 @@ def main(config: ReproductionConfig) -> list[dict[str, Any]]:
             rows.append(row)
             _write(folder, config, comparison, rows)
     print("\n" + format_table([*HEADER, *COSTS], [_cells(row) + _costs(row) for row in rows]))
+    if config.robustness:
+        _write_robustness(folder, [folder / f"{row['method']}-{row['shot']}shot" for row in rows], config)
     return rows
 
 
@@ -157,13 +163,12 @@ def _resumed(run: RunConfig, path: Path) -> RunConfig:
 
 def table(rows: Sequence[dict[str, Any]], comparison: Comparison) -> str:
     """The measured rows, then the published ones, as Markdown; nothing in it depends on the clock."""
-    width = len(HEADER)
-    lines = [HEADER, ["---"] * width, *map(_cells, rows)]
+    lines = [*map(_cells, rows)]
     for published in comparison.published:
         name = f"{published.method} ({published.source})"
         for shot in sorted({row["shot"] for row in rows} & published.accuracy.keys()):
-            lines.append([name, str(shot), f"{published.accuracy[shot]}%", *[""] * (width - 3)])
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+            lines.append([name, str(shot), f"{published.accuracy[shot]}%", *[""] * (len(HEADER) - 3)])
+    return format_markdown(HEADER, lines)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -191,6 +196,15 @@ def _write(folder: Path, config: ReproductionConfig, comparison: Comparison, row
     run_directory.replace_text(folder / "table.md", table(rows, comparison))
 
 
+def _write_robustness(folder: Path, runs: Sequence[Path], config: ReproductionConfig) -> None:
+    """robustness.json and robustness.md of the finished runs."""
+    print("\n== corrupted images, and queries of other classes", flush=True)
+    rows = robustness.measure(runs, config.data_root)
+    run_directory.replace_text(folder / "robustness.json", json.dumps(rows, indent=2) + "\n")
+    run_directory.replace_text(folder / "robustness.md", robustness.tables(rows))
+    print("\n" + robustness.tables(rows))
+
+
 def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     """The command line. Raises ConfigError."""
     parser = OneLineParser(prog="reproduce.py", description=__doc__.splitlines()[0], allow_abbrev=False)
@@ -203,13 +217,17 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     parser.add_argument("--out", metavar="DIR", help="default runs/NAME, or runs/NAME-quick")
     parser.add_argument("--seed", type=int, default=0, help="of networks, tasks and inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
+    parser.add_argument(
+        "--robustness", action="store_true", help="also test every method on corrupted images and on other classes"
+    )
     config = ReproductionConfig(**vars(parser.parse_args(arguments)))
     if config.name in COMPARISONS:
         _selected(COMPARISONS[config.name], config)
     elif config.name not in STUDIES:
         raise ConfigError(f"expected a known comparison or study, got {config.name!r}; known: {known}")
-    elif config.methods or config.shots or config.episodes:
-        raise ConfigError(f"--methods, --shots and --episodes choose rows of a comparison; {config.name} is a study")
+    elif config.methods or config.shots or config.episodes or config.robustness:
+        flags = "--methods, --shots, --episodes and --robustness"
+        raise ConfigError(f"{flags} belong to a comparison; {config.name} is a study")
     return config
 
 

@@ -98,7 +98,7 @@ def test_unknown_comparisons_are_refused(capsys):
 def test_a_study_is_run_whole(capsys):
     with pytest.raises(SystemExit):
         reproduce.command_line(["iris", "--episodes", "3"])
-    assert "choose rows of a comparison; iris is a study" in capsys.readouterr().err
+    assert "belong to a comparison; iris is a study" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from runners import compilation_cache, processor
-from runners.console import format_table, one_line_errors
+from runners.console import format_markdown, format_table, one_line_errors
 from runners.flags import OneLineParser
 from runners.overrides import ConfigError
 from runners.run_directory import replace_text
@@ -37,8 +37,7 @@ def write(path: Path, rows: Sequence[Row], tables: Mapping[str, Sequence[Sequenc
     parts = []
     for title, (header, *lines) in tables.items():
         print(f"\n{title}\n\n{format_table(header, lines)}")
-        marked = ["| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *lines)]
-        parts.append(f"{title}\n\n" + "\n".join(marked) + "\n")
+        parts.append(f"{title}\n\n{format_markdown(header, lines)}")
     replace_text(path / "table.md", "\n".join(parts))
 
 

@@ -1,0 +1,96 @@
+"""How the runs of a comparison bear corrupted images, and how well they know queries of classes not shown to them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array
+
+from evaluation import calibration_error, metrics
+from evaluation.out_of_episode import detect
+from runners import scoring
+from runners.assessment import corruption_key
+from runners.build import Model, load_run
+from runners.console import format_markdown
+from runners.data import EVALUATION_SEED, Episodes, draw_episodes, load_splits, test_shape
+from tasks import Dataset
+from tasks.corruptions import CORRUPTIONS, corrupt_dataset
+
+SEVERITY = 5  # of 1 to 5
+EPISODES = 600
+OUTSIDE_EPISODES = 1000  # with queries of as many other classes as a task has, or as a small test split has left
+SCORES = {"accuracy": metrics.accuracy, "brier": metrics.brier, "ece": calibration_error.ece}
+
+
+def measure(
+    runs: Sequence[Path],
+    data_root: str | None,
+    *,
+    corruptions: Sequence[str] = tuple(CORRUPTIONS),
+    episodes: int = EPISODES,
+    outside_episodes: int = OUTSIDE_EPISODES,
+) -> list[dict[str, Any]]:
+    """A row for each run folder, all of one data set: SCORES clean and at every corruption, AUROC, failures.
+
+    Support and query images are corrupted alike; probabilities are at the run's own temperature, which was fitted on
+    clean images. Raises RunError or DataError.
+    """
+    models = [load_run(run) for run in runs]
+    test = load_splits(models[0].config.dataset, data_root).test
+    rows: list[dict[str, Any]] = [{"method": run.name, "clean": {}, "corrupted": {}, "failures": 0} for run in runs]
+    for name in (None, *corruptions):
+        print(f"tested on {f'images with {name} of severity {SEVERITY}' if name else 'clean images'}", flush=True)
+        images = corrupt_dataset(corruption_key(EVALUATION_SEED), test, name, SEVERITY) if name else test
+        for model, row in zip(models, rows, strict=True):
+            features = scoring.embed(model.deep_kernel, images)
+            scores = scoring.score(model, features, _episodes(model, test, episodes)).tempered(model.temperature)
+            found = {key: score(scores.probabilities, scores.labels) for key, score in SCORES.items()}
+            row["failures"] += sum(scores.failures().values())
+            if name:
+                row["corrupted"][name] = found
+            else:
+                row["clean"] = found
+                row["out_of_episode"], failed = _detected(model, features, test, outside_episodes)
+                row["failures"] += failed
+    return rows
+
+
+def _episodes(model: Model, test: Dataset, count: int, other_classes: int = 0) -> Episodes:
+    return draw_episodes(EVALUATION_SEED, "test", test, test_shape(model.config, test), count, other_classes)
+
+
+def _detected(model: Model, features: Array, test: Dataset, count: int) -> tuple[dict[str, float], int]:
+    """Mean AUROC of every out-of-episode score, and how many episodes failed."""
+    way = model.config.way
+    episodes = _episodes(model, test, count, max(1, min(way, test.classes - way)))
+    inside, outside, codes = scoring.score_open(model, features, episodes)
+    found = detect(np.random.default_rng(0), inside, outside)
+    return {name: one.auroc for name, one in found.items()}, sum(scoring.failures(codes).values())
+
+
+def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Markdown: accuracy and ECE clean and at every corruption with their mean, then AUROC by score."""
+    corruptions = list(rows[0]["corrupted"])
+    header = ["method", "clean", *(name.replace("-", " ") for name in corruptions), "mean corrupted"]
+    parts = []
+    for key, title, cell in (
+        ("accuracy", "Accuracy, %", lambda value: f"{100 * value:.1f}"),
+        ("ece", "ECE at the run's temperature", lambda value: f"{value:.3f}"),
+    ):
+        body = [[row["method"], *map(cell, _along(row, key))] for row in rows]
+        parts.append(f"{title}, images corrupted with severity {SEVERITY}:\n\n{format_markdown(header, body)}")
+    scores = list(rows[0]["out_of_episode"])
+    body = [[row["method"], *(f"{row['out_of_episode'][name]:.3f}" for name in scores)] for row in rows]
+    header = ["method", *(name.replace("_", " ") for name in scores)]
+    parts.append(
+        f"AUROC of queries of other classes against an episode's own, by score:\n\n{format_markdown(header, body)}"
+    )
+    failed = sum(row["failures"] for row in rows)
+    return "\n".join(parts) + f"\nEpisodes whose inference failed: {failed or 'none'}.\n"
+
+
+def _along(row: Mapping[str, Any], key: str) -> list[float]:
+    """One metric clean, at every corruption, and its mean over these."""
+    corrupted = [found[key] for found in row["corrupted"].values()]
+    return [row["clean"][key], *corrupted, float(np.mean(corrupted))]

@@ -1,0 +1,51 @@
+"""Robustness of finished runs: the numbers of evaluate.py, for every run of a comparison."""
+
+import pytest
+
+from runners import evaluate, reproduce, robustness
+from runners.evaluation_config import EvaluationConfig
+
+EPISODES = 12
+
+
+@pytest.fixture(scope="module")
+def rows(tiny_run, tiny_data):
+    corruptions = ["gaussian-noise", "contrast"]
+    return robustness.measure(
+        [tiny_run.path], tiny_data, corruptions=corruptions, episodes=EPISODES, outside_episodes=4
+    )
+
+
+@pytest.mark.parametrize("corruption", [None, "gaussian-noise", "contrast"])
+def test_scores_are_those_of_evaluate(corruption, rows, tiny_run, tiny_data):
+    asked = corruption and f"{corruption}:{robustness.SEVERITY}"
+    config = EvaluationConfig(str(tiny_run.path), episodes=EPISODES, batches=2, corruption=asked, data_root=tiny_data)
+    found = rows[0]["corrupted"][corruption] if corruption else rows[0]["clean"]
+    tested = evaluate.main(config)
+    assert found == pytest.approx({name: tested[name] for name in robustness.SCORES}, rel=1e-6)
+
+
+def test_other_classes_are_those_that_the_test_has_left(rows):
+    """Four test classes, three of which a task shows."""
+    assert rows[0]["failures"] == 0
+    areas = rows[0]["out_of_episode"]
+    assert set(areas) == {"latent_mean", "probability", "entropy", "mutual_information"}
+    assert all(0 < area < 1 for area in areas.values())
+
+
+def test_tables_hold_every_number(rows):
+    text = robustness.tables(rows)
+    name, corrupted = rows[0]["method"], rows[0]["corrupted"]
+    mean = sum(found["accuracy"] for found in corrupted.values()) / 2
+    cells = [rows[0]["clean"]["accuracy"], *(found["accuracy"] for found in corrupted.values()), mean]
+    assert f"| {name} | " + " | ".join(f"{100 * cell:.1f}" for cell in cells) + " |" in text
+    assert f"{rows[0]['out_of_episode']['entropy']:.3f}" in text and "failed: none" in text
+
+
+def test_a_comparison_ends_with_them(monkeypatch, tmp_path, tiny_run, tiny_data, rows):
+    asked = []
+    monkeypatch.setattr(robustness, "measure", lambda runs, root: asked.append((runs, root)) or rows)
+    config = reproduce.ReproductionConfig("tiny", data_root=tiny_data, robustness=True)
+    reproduce._write_robustness(tmp_path, [tiny_run.path], config)
+    assert asked == [([tiny_run.path], tiny_data)]
+    assert (tmp_path / "robustness.md").read_text() == robustness.tables(rows)
