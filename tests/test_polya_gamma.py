@@ -17,7 +17,7 @@ from problems import double
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import kstwobign, norm
 
-from models import polya_gamma
+from models import polya_gamma, polya_gamma_draws
 from models.polya_gamma import (
     EXACT_UP_TO,
     PolyaGamma,
@@ -285,8 +285,8 @@ def test_the_path_of_one_and_small_arrays_follow_the_distribution(dtype):
         check_draws(values, 1, z, checks=len(TILTS))
 
 
-ratio_of_density = jax.jit(polya_gamma._ratio)
-remainder = jax.jit(polya_gamma._remainder)
+ratio_of_density = jax.jit(polya_gamma_draws._ratio)
+remainder = jax.jit(polya_gamma_draws._remainder)
 
 
 def test_the_bound_of_the_acceptance_probability_holds_and_is_tight():
@@ -294,8 +294,8 @@ def test_the_bound_of_the_acceptance_probability_holds_and_is_tight():
     x = np.linspace(0.01, 12, 20_001)[:, None]
     with jax.enable_x64(True):
         log_ratio = np.log(np.asarray(ratio_of_density(jnp.asarray(x))))
-    delta = np.linspace(0, polya_gamma._DELTA, 141)
-    excess = delta * np.polyval(polya_gamma._BOUND[::-1], delta) - np.max(log_ratio + delta * x / 2, axis=0)
+    delta = np.linspace(0, polya_gamma_draws._DELTA, 141)
+    excess = delta * np.polyval(polya_gamma_draws._BOUND[::-1], delta) - np.max(log_ratio + delta * x / 2, axis=0)
     assert np.all(excess > -1e-12) and np.all(excess < 3e-3)
 
 
@@ -338,7 +338,7 @@ def test_the_remainder_has_the_cumulants_of_what_is_left_out(dtype, tolerance):
     """Of b = 2 after 16 terms, and of b = 2000 after none; the third cumulant only shapes the remainder."""
     with jax.enable_x64(dtype == np.float64):
         for z in (0.0, 0.1, 5.0, 50.0, 1e3):
-            for b, terms in ((2.0, polya_gamma._TERMS), (2000.0, 0)):
+            for b, terms in ((2.0, polya_gamma_draws._TERMS), (2000.0, 0)):
                 theta = jnp.asarray([z / (2 * np.pi)], dtype)
                 fit = remainder(jnp.asarray([b], dtype), theta, jnp.asarray([terms]))
                 shift, shape, scale = (float(value[0]) for value in fit)
@@ -369,7 +369,7 @@ def inverted_cdf(w, b, z, log_transform, shift=0.0):
 def test_the_stated_error_of_the_gamma_sum(b, error):
     """Both distribution functions by inversion of their transforms, on 60 points."""
     for z in (0.0, 1.0, 5.0, 20.0, 50.0, 200.0):
-        terms = polya_gamma._TERMS if b <= polya_gamma._REMAINDER_ONLY else 0
+        terms = polya_gamma_draws._TERMS if b <= polya_gamma_draws._REMAINDER_ONLY else 0
         with jax.enable_x64(True):
             fit = remainder(jnp.array([b]), jnp.array([z / (2 * np.pi)]), jnp.array([terms]))
         shift, shape, scale = (float(value[0]) for value in fit)
@@ -404,7 +404,7 @@ def test_mixed_shapes_in_one_call():
 @pytest.mark.slow
 def test_lanes_that_work_down_several_rows_are_filled_in_order(monkeypatch):
     """A table of few lanes gives every entry the draws of its own b and z, whatever its neighbours need."""
-    monkeypatch.setattr(polya_gamma, "_lanes", lambda size: 7)
+    monkeypatch.setattr(polya_gamma_draws, "_lanes", lambda size: 7)
     b = np.tile(np.array([0, 1, 60, 2, 0], np.float32), 6_000)[:-3]
     z = np.tile(np.array([0, 50, 3, 0, 1], np.float32), 6_000)[:-3]
     draws = np.asarray(jax.jit(lambda key: sample_polya_gamma(key, b, z))(jax.random.key(6)))
@@ -460,12 +460,15 @@ def test_transformations_give_the_same_draws():
 
 
 def test_in_a_model():
-    """NumPyro's handlers draw it, old keys included, and its log density is a sample site's."""
+    """NumPyro's handlers draw it, and its log density is a sample site's."""
 
     def model():
         return numpyro.sample("w", PolyaGamma(jnp.array([0.0, 1, 3, 200, 0.5]), jnp.zeros(5)))
 
-    trace = handlers.trace(handlers.seed(model, jax.random.PRNGKey(0))).get_trace()
+    trace = handlers.trace(handlers.seed(model, jax.random.key(0))).get_trace()
+    # Of an integer NumPyro makes a key of the old kind, an array of words, which `sample` must take too.
+    of_integer = handlers.trace(handlers.seed(model, 0)).get_trace()
+    np.testing.assert_array_equal(trace["w"]["value"], of_integer["w"]["value"])
     assert trace["w"]["value"].shape == (5,)
     log_joint = numpyro.infer.util.log_density(model, (), {}, {"w": trace["w"]["value"]})[0]
     np.testing.assert_allclose(log_joint, trace["w"]["fn"].log_prob(trace["w"]["value"]).sum(), rtol=1e-6)
