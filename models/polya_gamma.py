@@ -135,7 +135,7 @@ class PolyaGamma(Distribution):
     def sample(self, key: Array, sample_shape: tuple[int, ...] = ()) -> Array:
         """Draws of shape sample_shape + batch_shape."""
         if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            key = jax.random.wrap_key_data(key)  # NumPyro's handlers make keys of the old kind
+            key = jax.random.wrap_key_data(key)  # of the old kind, which NumPyro's handlers take and hand on
         shape = self.shape(sample_shape)
         return sample_polya_gamma(key, jnp.broadcast_to(self.b, shape), jnp.broadcast_to(self.z, shape))
 
