@@ -24,6 +24,7 @@ from runners.studies.reporting import Row, folder, new_figure, run_as_script, sa
 
 NAME, DATASET = "outer-loop", "glyphs"
 MODES, STEPS = ("sites", "unroll"), (1, 3, 10, 50)
+EPISODES, QUICK_EPISODES = 1000, 40  # of training
 TIMED = 10  # training steps
 
 
@@ -33,7 +34,7 @@ def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row
     cells = [(mode, steps) for steps in ((1, 10) if quick else STEPS) for mode in MODES]
     rows: list[Row] = []
     for mode, steps in cells:
-        config = configuration(path, mode, steps, 40 if quick else 3000, seed)
+        config = configuration(path, mode, steps, QUICK_EPISODES if quick else EPISODES, seed)
         row = trained(config)
         if row is None:
             return rows
