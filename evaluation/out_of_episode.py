@@ -30,7 +30,7 @@ from models.block_gaussian import JointMarginals
 from models.deep_kernel import gaussian_prior, gaussian_query
 from models.expectations import MonteCarlo, expect
 from models.gaussian import Marginals, Query
-from models.likelihoods.base import Likelihood
+from models.likelihoods.base import Likelihood, log_densities
 
 DRAWS = 512
 
@@ -81,12 +81,11 @@ def mutual_information(
     difference of two entropies would lose the small values, by which confident queries are ranked, to rounding.
     """
     components = _components(marginals)
-    count, classes, queries = components.mean.shape
+    count, classes, _ = components.mean.shape
     keys, rule = jax.random.split(key, count), MonteCarlo(draws_of_each(draws, count))
-    labels = jnp.broadcast_to(jnp.arange(classes)[:, None], (classes, queries))
 
     def given(f: Array) -> Array:
-        return jax.nn.softmax(jax.vmap(lambda y: likelihood.log_prob(y, f))(labels), axis=0).T
+        return jax.nn.softmax(log_densities(likelihood, f), axis=0).T
 
     def average(function: Callable[[Array], Array]) -> Array:
         def of_component(one: Array, component: Any) -> Array:

@@ -18,7 +18,7 @@ from jaxtyping import Array
 from inference.inner.base import Code, InferenceKernel, Mask, fit, fit_to_tolerance
 from models.expectations import GaussHermite, expect
 from models.gaussian import GaussianPrior, Marginals
-from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
+from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood, log_densities
 
 CLASSES = 3
 LABELS = np.array([0, 1, 2, 2, 1, 0], np.int32)
@@ -75,11 +75,6 @@ def _marginals(seed: int) -> Marginals:
     return Marginals(_latents(seed), jnp.asarray(variance))
 
 
-def _densities(likelihood: Likelihood, f: Array) -> Array:
-    labels = jnp.arange(CLASSES, dtype=jnp.int32)[:, None] * jnp.ones(f.shape[1], jnp.int32)
-    return jnp.exp(jnp.stack([likelihood.log_prob(label, f) for label in labels]))
-
-
 # Likelihoods
 
 
@@ -91,7 +86,7 @@ def _predicts(likelihood: Likelihood) -> None:
     p = jnp.mean(jax.jit(jax.vmap(lambda key: likelihood.predict(key, q)))(keys), axis=0)
     _close("L1, predicted probabilities sum to 1", p.sum(1), 1.0, 1e-5)
     points = GaussHermite(24).points(keys[0], CLASSES, jnp.float64)
-    densities = jax.jit(lambda: expect(lambda f: _densities(likelihood, f), q, points))()
+    densities = jax.jit(lambda: expect(lambda f: jnp.exp(log_densities(likelihood, f)), q, points))()
     _close("L8, predict is the expected density, normalised", p, (densities / densities.sum(0)).T, 5e-3)
 
 

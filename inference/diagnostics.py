@@ -18,20 +18,9 @@ from jaxtyping import Array, Float, Int, Key
 from scipy.special import logsumexp
 
 from inference.inner.base import InferenceKernel
-from inference.inner.gibbs import Mixture
-from inference.inner.gradient import FreeGaussian
-from models.block_gaussian import BlockPosterior, covariance_root
-from models.gaussian import (
-    GaussianPosterior,
-    GaussianPrior,
-    Query,
-    Sites,
-    draw,
-    highest_precision,
-    prior_root,
-    root_of,
-)
-from models.likelihoods.base import Likelihood
+from inference.posterior_draws import about_labels, about_queries, draw_latents, log_ratios
+from models.gaussian import GaussianPrior, Query
+from models.likelihoods.base import Likelihood, log_densities
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
@@ -87,24 +76,14 @@ def to_arviz(
         samples, statistics = {"f": draw_all(draw_key)}, {}
     if "f" not in samples:
         raise ValueError(f"expected samples of f, got {', '.join(samples)}; collect f, or use the kernels of mcmc.py")
-    about_labels = jax.jit(lambda key, f: _about_labels(key, likelihood, y, f))
-    groups = {"posterior": samples, **about_labels(label_key, samples["f"])}
+    of_labels = jax.jit(lambda key, f: about_labels(key, likelihood, y, f))
+    groups = {"posterior": samples, **of_labels(label_key, samples["f"])}
     total = jnp.sum(groups["log_likelihood"]["y"], axis=-1)
     groups["sample_stats"] = {**statistics, TOTAL: total}
     if query is not None:
-        predictions = jax.jit(lambda key, f: _predictions(key, likelihood, prior, query, f))
-        groups["predictions"] = predictions(query_key, samples["f"])
+        of_queries = jax.jit(lambda key, f: about_queries(key, likelihood, prior, query, f))
+        groups["predictions"] = of_queries(query_key, samples["f"])
     return _dataset(groups, prior.mean.shape, 0 if query is None else query.mean.shape[1])
-
-
-def draw_latents(key: Key[Array, ""], posterior: Any, prior: GaussianPrior, draws: int) -> Float[Array, "M D C N"]:
-    """Joint draws of f at the labelled points: M = 1, or one chain for each component of a mixture."""
-    if isinstance(posterior, Mixture):
-        count = jax.tree.leaves(posterior.components)[0].shape[0]
-        each = max(1, draws // count)
-        keys = jax.random.split(key, count)
-        return jax.vmap(lambda one, part: _joint_draws(one, part, prior, each))(keys, posterior.components)
-    return _joint_draws(key, posterior, prior, draws)[None]
 
 
 def summary_table(data: Any, var_names: tuple[str, ...] = ("f",)) -> Any:
@@ -138,12 +117,7 @@ def label_loo(data: Any, likelihood: Likelihood) -> LeaveOneOut:
     comparable. The effective parameters are those of `psis_loo`.
     """
     own, f = np.asarray(data["log_likelihood"]["y"], np.float64), jnp.asarray(np.asarray(data["posterior"]["f"]))
-    labels = jnp.arange(f.shape[2])[:, None] + jnp.zeros(f.shape[3], jnp.int32)
-
-    def densities(latent: Array) -> Array:
-        return jax.vmap(lambda label: likelihood.log_prob(label, latent))(labels)
-
-    every = jax.lax.map(densities, f.reshape(-1, *f.shape[2:]), batch_size=256)
+    every = jax.lax.map(lambda one: log_densities(likelihood, one), f.reshape(-1, *f.shape[2:]), batch_size=256)
     log_weights = _smoothed_log_weights(own.reshape(-1, own.shape[-1]))
     chosen = logsumexp(log_weights + own.reshape(log_weights.shape), axis=0)
     total = logsumexp(log_weights[:, None] + np.asarray(every, np.float64), axis=(0, 1))
@@ -188,42 +162,6 @@ def pareto_k(
     return pareto_k_of(np.asarray(weights))
 
 
-def log_ratios(
-    key: Key[Array, ""],
-    kernel: InferenceKernel,
-    state: Any,
-    prior: GaussianPrior,
-    likelihood: Likelihood,
-    y: Int[Array, " N"],
-    draws: int,
-) -> Float[Array, " D"]:
-    """log p(y, f) - log q(f) at draws of q, up to a constant."""
-    if kernel.traits.sampled:
-        raise TypeError(f"{kernel.traits.name} samples: it has no variational posterior whose k-hat could be found")
-    keys = jax.random.split(key, draws)
-    root = root_of(prior)
-
-    def data(f: Array) -> Array:
-        return jnp.sum(likelihood.log_prob(y, f))
-
-    if kernel.sites is None:
-
-        def whitened_ratio(one: Array) -> Array:
-            """In the whitened basis: log N(u; 0, I) - log N(u; mu, L L^T) = (e.e - u.u) / 2, u = mu + L e."""
-            e = jax.random.normal(one, state.mean.shape, state.mean.dtype)
-            u = state.mean + jnp.einsum("crs,cs->cr", state.factor, e)
-            return data(prior.mean + u @ root.T) + 0.5 * jnp.sum(e**2 - u**2)
-
-        return jax.lax.map(whitened_ratio, keys, batch_size=256)
-    sites = kernel.sites(state)
-
-    def ratio(one: Array) -> Array:
-        f = draw(one, prior, sites, root)
-        return data(f) - jnp.sum(sites.shift * f) + 0.5 * jnp.sum(f * sites.times(f))
-
-    return jax.lax.map(ratio, keys, batch_size=256)
-
-
 def pareto_k_of(log_weights: Float[np.ndarray, " D"]) -> float:
     """k-hat of the importance weights: ArviZ finds it for weights 1 / p(y_n | f), of which these are one case."""
     weights = np.asarray(log_weights, np.float64)
@@ -245,57 +183,6 @@ def load(path: str | Path) -> Any:
     import xarray  # what 1.x itself is made of
 
     return xarray.load_datatree(str(path), engine="h5netcdf")
-
-
-@highest_precision
-def _joint_draws(key: Array, posterior: Any, prior: GaussianPrior, draws: int) -> Float[Array, "D C N"]:
-    root, keys = root_of(prior), jax.random.split(key, draws)
-    if isinstance(posterior, GaussianPosterior):
-        precision = posterior.weight**2
-        sites = Sites(posterior.alpha + precision * posterior.mean, precision)  # (G4)
-        return jax.vmap(lambda one: draw(one, prior, sites, root))(keys)
-    shape = posterior.mean.shape
-    if isinstance(posterior, BlockPosterior):
-        spread = covariance_root(posterior, prior)
-        normal = jax.random.normal(key, (draws, spread.shape[0]), spread.dtype)
-        return posterior.mean + (normal @ spread.T).reshape(draws, *shape)
-    if isinstance(posterior, FreeGaussian):
-        normal = jax.random.normal(key, (draws, *posterior.whitened_mean.shape), posterior.mean.dtype)
-        return posterior.mean + jnp.einsum("nr,crs,dcs->dcn", root, posterior.whitened_factor, normal)
-    raise TypeError(f"expected a posterior or an MCMC object that has run, got {type(posterior).__name__}")
-
-
-def _about_labels(key: Array, likelihood: Likelihood, y: Array, f: Float[Array, "M D C N"]) -> dict[str, Any]:
-    """Replicated labels, log likelihoods [M, D, N] and the labels observed."""
-
-    def replicate(one: Array, latent: Array) -> Array:
-        return likelihood.observation(latent).sample(one).T
-
-    keys = jax.random.split(key, f.shape[:2])
-    return {
-        "posterior_predictive": {"y": jax.vmap(jax.vmap(replicate))(keys, f)},
-        "log_likelihood": {"y": jax.vmap(jax.vmap(lambda latent: likelihood.log_prob(y, latent)))(f)},
-        "observed_data": {"y": likelihood.observed(y, f.shape[2]).T},
-    }
-
-
-@highest_precision
-def _predictions(
-    key: Array, likelihood: Likelihood, prior: GaussianPrior, query: Query, f: Float[Array, "M D C N"]
-) -> dict[str, Any]:
-    """f_* given f, by E[u | f] = P^T (f - a) (G8), and the density of every label at it."""
-    pseudo_inverse = prior_root(prior).pseudo_inverse
-    basis = query.cross @ pseudo_inverse
-    deviation = jnp.sqrt(jnp.maximum(query.variance - jnp.sum(basis**2, axis=-1), 0.0))
-    whitened = (f - prior.mean) @ pseudo_inverse
-    mean = query.mean + whitened @ basis.T
-    f_query = mean + deviation * jax.random.normal(key, mean.shape, mean.dtype)
-
-    def densities(latent: Array) -> Array:
-        labels = jnp.broadcast_to(jnp.arange(latent.shape[0])[:, None], latent.shape)
-        return jnp.exp(jax.vmap(lambda label: likelihood.log_prob(label, latent))(labels)).T
-
-    return {"f_query": f_query, "density": jax.vmap(jax.vmap(densities))(f_query)}
 
 
 @contextlib.contextmanager

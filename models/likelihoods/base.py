@@ -187,6 +187,12 @@ class IntegerLabels:
         return y
 
 
+def log_densities(likelihood: Likelihood, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
+    """log p(y = k | f_n) of every label k."""
+    labels = jnp.broadcast_to(jnp.arange(f.shape[0])[:, None], f.shape)
+    return jax.vmap(lambda label: likelihood.log_prob(label, f))(labels)
+
+
 def one_hot(y: Int[Array, " N"], classes: int, dtype: jnp.dtype = jnp.float32) -> Float[Array, "C N"]:
     """Y with Y[c, n] = 1 where y_n = c."""
     return jax.nn.one_hot(y, classes, axis=0, dtype=dtype)
