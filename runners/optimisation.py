@@ -11,7 +11,8 @@ from jaxtyping import Array, Key
 
 import inference
 from inference.outer.devices import task_mesh
-from inference.outer.svi import Recipe, Trainer, make_trainer
+from inference.outer.loss import Recipe
+from inference.outer.svi import Trainer, make_trainer
 from runners.build import Model, keys
 from runners.configuration import RunConfig
 from runners.overrides import ConfigError

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float
 
-from inference.outer.svi import StepLog
+from inference.outer.loss import StepLog
 from models.kernels import Kernel
 from runners.build import Model
 

@@ -16,7 +16,8 @@ import numpy as np
 
 from evaluation import metrics
 from inference.outer import checkpoint
-from inference.outer.svi import StepLog, Trainer
+from inference.outer.loss import StepLog
+from inference.outer.svi import Trainer
 from runners import processes
 from runners.build import Model, export
 from runners.console import Progress, format_bytes, format_percent, format_seconds

@@ -13,8 +13,9 @@ from inference.inner import exact
 from inference.outer import checkpoint
 from inference.outer.devices import task_mesh
 from inference.outer.hypergradients import sites
+from inference.outer.loss import Recipe
 from inference.outer.objectives import elbo
-from inference.outer.svi import Recipe, make_trainer
+from inference.outer.svi import make_trainer
 from models import KERNELS, MLP, LabelRegression
 from models.deep_kernel import DeepKernel
 from runners import compilation_cache

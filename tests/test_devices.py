@@ -14,7 +14,7 @@ import pytest
 import tiny_omniglot
 
 from inference.outer.devices import task_mesh
-from inference.outer.svi import StepLog
+from inference.outer.loss import StepLog
 from runners import optimisation, processes
 from runners.configuration import RunConfig
 from runners.flags import parse

@@ -15,8 +15,9 @@ from scipy.stats import norm
 from inference import HYPERGRADIENTS, INFERENCE
 from inference.inner import Code, Info, cvi, exact, gradient
 from inference.outer.hypergradients import sites, unroll
+from inference.outer.loss import Recipe
 from inference.outer.objectives import EmbeddedTask, Inner, Outcome, elbo, evidence, predictive
-from inference.outer.svi import Recipe, latent_process, make_trainer
+from inference.outer.svi import latent_process, make_trainer
 from models import KERNELS, MLP, Conv4, LabelRegression, Softmax
 from models.deep_kernel import DeepKernel
 from models.expectations import GaussHermite
