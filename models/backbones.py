@@ -5,6 +5,9 @@ task, never over the batch of tasks.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -114,14 +117,40 @@ def _convolve_tasks(
     return z.reshape(*x.shape[:2], *z.shape[1:])
 
 
-class Conv4(Backbone):
+class _Blocks(Backbone):
+    """Blocks one after another, each of which halves the sides of the images (floor).
+
+    channels: of the images and of every block's output. Raises ValueError for images that the poolings reduce to
+    nothing.
+    """
+
+    def __init__(
+        self, image_shape: tuple[int, int, int], make_block: Callable[[int, int], nnx.Module], channels: Sequence[int]
+    ):
+        self.image_shape, self.depth = image_shape, len(channels) - 1
+        height, width, _ = image_shape
+        least = 2**self.depth
+        if min(height, width) < least:
+            raise ValueError(
+                f"{type(self).__name__} expects images of at least {least}x{least}, got {height}x{width}: "
+                "enlarge them or use MLP"
+            )
+        for i, (inputs, outputs) in enumerate(pairwise(channels)):
+            setattr(self, f"block{i}", make_block(inputs, outputs))
+
+    def maps(self, x: Images, train: bool) -> Float[Array, "T N h w D"]:
+        """Images x [T, N, H, W, Ch] to the last block's output, H and W halved `depth` times."""
+        for i in range(self.depth):
+            x = getattr(self, f"block{i}")(x, train)
+        return x
+
+
+class Conv4(_Blocks):
     """The four-block network of the field: 28x28x1 -> 64 features, 84x84x3 -> 1600.
 
     precision: of the convolutions, one of `models.convolution.PRECISIONS`. Raises ValueError for another, and for
-    images smaller than 16x16, which four poolings reduce to nothing.
+    images smaller than 16x16.
     """
-
-    depth = 4
 
     def __init__(
         self,
@@ -132,29 +161,13 @@ class Conv4(Backbone):
         momentum: float = 0.9,
         precision: str = "auto",
     ):
-        self.image_shape = image_shape
-        height, columns, channels = image_shape
-        _check_size("Conv4", image_shape, self.depth)
-        for i in range(self.depth):
-            inputs = channels if i == 0 else width
-            block = ConvBlock(inputs, width, rngs=rngs, momentum=momentum, precision=precision)
-            setattr(self, f"block{i}", block)
-        self.features = (height >> self.depth) * (columns >> self.depth) * width
+        block = partial(ConvBlock, rngs=rngs, momentum=momentum, precision=precision)
+        super().__init__(image_shape, block, (image_shape[2], width, width, width, width))
+        self.features = (image_shape[0] >> self.depth) * (image_shape[1] >> self.depth) * width
 
     def __call__(self, x: Images, train: bool) -> Features:
         """Images x [T, N, H, W, Ch] in [0, 1] to features [T, N, D]."""
-        for i in range(self.depth):
-            x = getattr(self, f"block{i}")(x, train)
-        return x.reshape(*x.shape[:2], self.features)
-
-
-def _check_size(name: str, image_shape: tuple[int, int, int], poolings: int) -> None:
-    height, columns, _ = image_shape
-    least = 2**poolings
-    if min(height, columns) < least:
-        raise ValueError(
-            f"{name} expects images of at least {least}x{least}, got {height}x{columns}: enlarge them or use MLP"
-        )
+        return self.maps(x, train).reshape(*x.shape[:2], self.features)
 
 
 class ResidualBlock(nnx.Module):
@@ -186,14 +199,12 @@ def _leaky(x: Array) -> Array:
     return jax.nn.leaky_relu(x, 0.1)
 
 
-class ResNet12(Backbone):
+class ResNet12(_Blocks):
     """Four residual blocks of width, 2.5, 5 and 10 times width channels, then the mean over pixels: D = 10 width.
 
     The network of Lee et al. 2019 (MetaOptNet, section 4.1) without DropBlock: 84x84x3 -> 640 features. precision: as
     in Conv4. Raises ValueError for images smaller than 16x16 and for an odd width.
     """
-
-    depth = 4
 
     def __init__(
         self,
@@ -204,21 +215,15 @@ class ResNet12(Backbone):
         momentum: float = 0.9,
         precision: str = "auto",
     ):
-        self.image_shape = image_shape
-        _check_size("ResNet12", image_shape, self.depth)
         if width % 2:
             raise ValueError(f"ResNet12 expects an even width, got {width}: its second block has 2.5 times as many")
-        widths = (image_shape[2], width, 5 * width // 2, 5 * width, 10 * width)
-        for i in range(self.depth):
-            block = ResidualBlock(widths[i], widths[i + 1], rngs=rngs, momentum=momentum, precision=precision)
-            setattr(self, f"block{i}", block)
-        self.features = widths[-1]
+        block = partial(ResidualBlock, rngs=rngs, momentum=momentum, precision=precision)
+        super().__init__(image_shape, block, (image_shape[2], width, 5 * width // 2, 5 * width, 10 * width))
+        self.features = 10 * width
 
     def __call__(self, x: Images, train: bool) -> Features:
         """Images x [T, N, H, W, Ch] in [0, 1] to features [T, N, D]."""
-        for i in range(self.depth):
-            x = getattr(self, f"block{i}")(x, train)
-        return x.mean((2, 3))
+        return self.maps(x, train).mean((2, 3))
 
 
 class MLP(Backbone):
