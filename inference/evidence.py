@@ -34,6 +34,7 @@ class Estimate(NamedTuple):
     effective: Float[Array, ""]
 
 
+@highest_precision
 def annealed_evidence(
     key: Key[Array, ""],
     prior: GaussianPrior,
@@ -50,52 +51,42 @@ def annealed_evidence(
     half the squared error. The error is that of independent particles and can be trusted where `effective` is not
     small. Raises ValueError for fewer than two particles or no steps.
     """
-    return mean_weight(annealed_log_weights(key, prior, likelihood, y, mask, particles=particles, steps=steps))
-
-
-@highest_precision
-def annealed_log_weights(
-    key: Key[Array, ""],
-    prior: GaussianPrior,
-    likelihood: Likelihood,
-    y: Int[Array, " N"],
-    mask: Mask | None = None,
-    *,
-    particles: int = 256,
-    steps: int = 200,
-) -> Float[Array, " M"]:
-    """Log weights of M particles along the geometric path p_b(u) ~ N(u; 0, I) p(y | a + S u)^b, b from 0 to 1.
-
-    sum_t (b_t - b_{t-1}) log p(y | u_{t-1}), u_0 from the prior, then one elliptical slice that leaves p_{b_t}
-    invariant. b_t = (t / T)^2: log p(y | u) varies most near the prior, the chain moves least near the posterior.
-    """
     if particles < 2 or steps < 1:
         raise ValueError(f"expected at least two particles and one step, got {particles} and {steps}")
     root, (classes, _) = root_of(prior), prior.mean.shape
     data = _log_likelihood(prior, root, likelihood, y, mask)
-    temperatures = jnp.linspace(0.0, 1.0, steps + 1, dtype=root.dtype) ** 2
 
-    def particle(one: Array) -> Array:
+    def log_weight(one: Array) -> Array:
         start_key, path_key = jax.random.split(one)
-        u = jax.random.normal(start_key, (classes, root.shape[-1]), root.dtype)
+        start = jax.random.normal(start_key, (classes, root.shape[-1]), root.dtype)
+        return _annealed_log_weight(path_key, data, start, steps)
 
-        def advance(
-            carry: tuple[Array, Array, Array], step: tuple[Array, ...]
-        ) -> tuple[tuple[Array, Array, Array], None]:
-            u, value, weight = carry
-            slice_key, before, now = step
-            weight = weight + (now - before) * value
-            u, tempered, _ = elliptical_slice(slice_key, u, now * value, lambda point: now * data(point))
-            return (u, tempered / now, weight), None
-
-        path = jax.random.split(path_key, steps), temperatures[:-1], temperatures[1:]
-        (_, _, weight), _ = jax.lax.scan(advance, (u, data(u), jnp.zeros((), root.dtype)), path)
-        return weight
-
-    return jax.vmap(particle)(jax.random.split(key, particles))
+    return _mean_weight(jax.vmap(log_weight)(jax.random.split(key, particles)))
 
 
-def mean_weight(log_weights: Float[Array, " M"]) -> Estimate:
+def _annealed_log_weight(
+    key: Array, data: Callable[[Array], Array], start: Float[Array, "C R"], steps: int
+) -> Float[Array, ""]:
+    """Log weight of a particle along the geometric path p_b(u) ~ N(u; 0, I) p(y | a + S u)^b, b from 0 to 1.
+
+    sum_t (b_t - b_{t-1}) log p(y | u_{t-1}), u_0 from the prior, then one elliptical slice that leaves p_{b_t}
+    invariant. b_t = (t / T)^2: log p(y | u) varies most near the prior, the chain moves least near the posterior.
+    """
+    temperatures = jnp.linspace(0.0, 1.0, steps + 1, dtype=start.dtype) ** 2
+
+    def advance(carry: tuple[Array, Array, Array], step: tuple[Array, ...]) -> tuple[tuple[Array, Array, Array], None]:
+        u, value, weight = carry
+        slice_key, before, now = step
+        weight = weight + (now - before) * value
+        u, tempered, _ = elliptical_slice(slice_key, u, now * value, lambda point: now * data(point))
+        return (u, tempered / now, weight), None
+
+    path = jax.random.split(key, steps), temperatures[:-1], temperatures[1:]
+    (_, _, weight), _ = jax.lax.scan(advance, (start, data(start), jnp.zeros((), start.dtype)), path)
+    return weight
+
+
+def _mean_weight(log_weights: Float[Array, " M"]) -> Estimate:
     """Log of the mean of M independent weights; its error is that of the mean relative to the mean."""
     count = log_weights.shape[0]
     relative = jnp.exp(log_weights - jnp.max(log_weights))
