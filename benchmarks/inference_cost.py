@@ -102,27 +102,29 @@ def gradient_of(method: Method, way: int, shot: int, query: int) -> Callable:
 
 
 def whole_test_episode(shot: int = 1) -> dict[str, Run]:
-    """A test episode from images to probabilities, 50 inner steps of cvi; and the network's forward pass alone."""
+    """A test episode from images to probabilities, 50 inner steps of cvi; and the network's forward pass alone.
+
+    Weights are arguments, as in the runners: of constants a compiler would work the batch norms into the convolutions.
+    """
     labelled = WAY * shot
-    network = Conv4(backbone.SHAPE, rngs=nnx.Rngs(0))
-    graph, state = nnx.split(network)
+    graph, weights = nnx.split(Conv4(backbone.SHAPE, rngs=nnx.Rngs(0)))
     images = jax.random.uniform(jax.random.key(0), (1, labelled + WAY * TEST_QUERY, *backbone.SHAPE))
     y, hyper, likelihood = jnp.repeat(jnp.arange(WAY), shot), hyperparameters(), Softmax()
 
     @jax.jit
-    def forward(images: jax.Array) -> jax.Array:
-        return nnx.merge(graph, state, copy=True)(images, False)[0]
+    def forward(weights: object, images: jax.Array) -> jax.Array:
+        return nnx.merge(graph, weights, copy=True)(images, False)[0]
 
     @jax.jit
-    def whole(key: jax.Array, images: jax.Array) -> jax.Array:
-        x = forward(images)
+    def whole(key: jax.Array, weights: object, images: jax.Array) -> jax.Array:
+        x = forward(weights, images)
         fit_key, predict_key = jax.random.split(key)
         kernel, prior = cvi(likelihood), gaussian_prior(RBF(), hyper, x[:labelled], WAY)
         state, _ = fit(fit_key, kernel, prior, y, steps=50)
         query = gaussian_query(RBF(), hyper, x[:labelled], x[labelled:], WAY)
         return predict(predict_key, likelihood, kernel.posterior(state, prior), query)
 
-    return {"whole": lambda: whole(jax.random.key(0), images), "forward": lambda: forward(images)}
+    return {"whole": lambda: whole(jax.random.key(0), weights, images), "forward": lambda: forward(weights, images)}
 
 
 def hyperparameters() -> dict[str, jax.Array]:

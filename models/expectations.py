@@ -21,6 +21,8 @@ from models.block_gaussian import JointMarginals
 from models.dense_sites import semidefinite_cholesky
 from models.gaussian import Marginals, highest_precision
 
+FEW_POINTS = 16  # the width of the widest vector instructions, in float32
+
 
 class Points(NamedTuple):
     """Nodes z [M, C] and weights [M] with E[g(z)] = sum_m weights_m g(z_m) for z ~ N(0, I)."""
@@ -103,20 +105,33 @@ def product_rule(order: int, dimensions: int, dtype: DTypeLike) -> Points:
 
 @highest_precision
 def expect(function: Callable[[Array], Array], marginals: Marginals | JointMarginals, points: Points) -> Array:
-    """E_q[function(f)] for f [C, N], independent or coupled between classes; function maps [C, N] to any array."""
-    if isinstance(marginals, JointMarginals):
-        root = semidefinite_cholesky(marginals.covariance)
+    """E_q[function(f)] for f [C, N], independent or coupled between classes; function maps [C, N] to any array.
 
-        def at(node: Array) -> Array:
-            return marginals.mean + jnp.einsum("nci,i->cn", root, node)
+    Compilers for processors make vector instructions of the last axes: of few points these are nodes and points.
+    """
+    if marginals.mean.shape[1] <= FEW_POINTS:
+        values = jax.vmap(function, in_axes=1)(logits_at(marginals, points))
     else:
-        deviation = standard_deviation(marginals.variance)
-
-        def at(node: Array) -> Array:
-            return marginals.mean + deviation * node[:, None]
-
-    values = jax.vmap(lambda node: function(at(node)))(points.nodes)
+        values = jax.vmap(lambda node: function(_at_node(marginals, node)))(points.nodes)
     return jnp.tensordot(points.weights, values, 1)
+
+
+@highest_precision
+def logits_at(marginals: Marginals | JointMarginals, points: Points) -> Float[Array, "C M N"]:
+    """f at all nodes, points last. One product of matrices, mean included, and so is its derivative."""
+    if isinstance(marginals, JointMarginals):
+        root = jnp.concatenate([semidefinite_cholesky(marginals.covariance), marginals.mean.T[:, :, None]], axis=2)
+        nodes = jnp.concatenate([points.nodes, jnp.ones_like(points.nodes[:, :1])], axis=1)
+        return jnp.einsum("nci,mi->cmn", root, nodes)
+    line = jnp.stack([standard_deviation(marginals.variance), marginals.mean])
+    return jnp.einsum("icn,imc->cmn", line, jnp.stack([points.nodes, jnp.ones_like(points.nodes)]))
+
+
+def _at_node(marginals: Marginals | JointMarginals, node: Array) -> Array:
+    """f [C, N] at one node [C]."""
+    if isinstance(marginals, JointMarginals):
+        return marginals.mean + jnp.einsum("nci,i->cn", semidefinite_cholesky(marginals.covariance), node)
+    return marginals.mean + standard_deviation(marginals.variance) * node[:, None]
 
 
 def standard_deviation(variance: Array) -> Array:

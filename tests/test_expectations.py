@@ -11,7 +11,8 @@ from scipy.integrate import quad
 from scipy.special import expit, log_ndtr, logsumexp, softmax
 from scipy.stats import norm
 
-from models.expectations import Exact, GaussHermite, MonteCarlo, Points, expect, expected_log_sum_exp
+from models.block_gaussian import JointMarginals
+from models.expectations import FEW_POINTS, Exact, GaussHermite, MonteCarlo, Points, expect, expected_log_sum_exp
 from models.gaussian import Marginals
 
 exact_mean = jax.jit(expected_log_sum_exp)
@@ -280,3 +281,27 @@ def test_expectation_of_any_function_under_a_product_rule():
     points = GaussHermite(8).points(jax.random.key(0), 2, jnp.float64)
     np.testing.assert_allclose(expect(lambda f: f[0] * f[1], pair, points), [2.0], rtol=1e-12)
     np.testing.assert_allclose(log_ndtr(0.0), np.log(0.5))
+
+
+@double
+@pytest.mark.parametrize("coupled", [False, True])
+def test_few_points_are_laid_out_otherwise_and_have_the_same_expectations(coupled):
+    rng = np.random.default_rng(3)
+    count = FEW_POINTS + 1
+    root = jnp.asarray(rng.normal(size=(count, 3, 3)))
+    mean, blocks = jnp.asarray(rng.normal(size=(3, count))), root @ root.swapaxes(1, 2)
+    whole = JointMarginals(mean, blocks) if coupled else Marginals(mean, jnp.diagonal(blocks, axis1=1, axis2=2).T)
+    points = MonteCarlo(16).points(jax.random.key(0), 3, jnp.float64)
+
+    def expected(q):
+        def total(q):
+            values = expect(lambda f: jnp.tanh(f) * jnp.exp(f[0]), q, points)
+            return jnp.sum(values**2), values
+
+        (_, values), gradient = jax.value_and_grad(total, has_aux=True)(q)
+        return values, *gradient
+
+    few = JointMarginals(mean[:, :2], blocks[:2]) if coupled else Marginals(*(part[:, :2] for part in whole))
+    for one, all_ in zip(expected(few), expected(whole), strict=True):
+        kept = all_[:2] if all_.ndim == 3 else all_[:, :2]
+        np.testing.assert_allclose(one, kept, rtol=1e-12, atol=1e-13)
