@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from numpyro.distributions import constraints
 
 from models.block_gaussian import JointMarginals
-from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid
+from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid, logits_at
 from models.gaussian import Marginals, square_root
 from models.likelihoods.base import IntegerLabels, NoParameters, one_hot, own
 from models.polya_gamma import (
@@ -90,7 +90,9 @@ class OneVsEach(IntegerLabels, NoParameters):
         mean = marginals.mean
         points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
         real = jnp.ones(mean.shape[0], bool) if classes is None else classes
-        return expect(lambda f: _densities(f, real), marginals, points).T
+        f = logits_at(marginals, points)
+        densities = _densities(f.reshape(len(f), -1), real).reshape(f.shape)
+        return jnp.einsum("m,cmq->qc", points.weights, densities, precision=jax.lax.Precision.HIGHEST)
 
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f: the composite density; draws are those of p(y | f), normalised."""
@@ -231,31 +233,30 @@ def _all_log_probs(f: Array, real: Array | None) -> Array:
 def _densities(f: Array, real: Array) -> Array:
     """p(y = k | f) [C, N] for every k; 0 for classes that do not exist.
 
-    Products of s(f_k - f_c), without logarithms, and a derivative that is a sum of one product of matrices a point: it
-    is taken at every node of every chain.
+    Products of s(f_k - f_c), without logarithms, and a derivative of their own: both are taken at every node of every
+    chain. Written class by class, not as an array over pairs that is reduced, so that processors use vectors.
     """
-    wins, _ = _duels(f, real)
-    return jnp.where(real[:, None], functools.reduce(jnp.multiply, jnp.unstack(wins, axis=1)), 0.0)
+    wins = (_duels(f, c, real)[0] for c in range(len(f)))
+    return jnp.where(real[:, None], functools.reduce(jnp.multiply, wins), 0.0)
 
 
 @_densities.defjvp
 def _densities_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Any]) -> tuple[Array, Array]:
     """d log p(k | f) = sum_c s(f_c - f_k) (df_k - df_c)."""
     (f, real), change = primals, tangents[0]
-    _, losses = _duels(f, real)
-    moved = jnp.sum(losses, axis=1) * change
-    moved = moved - jnp.einsum("kcn,cn->kn", losses, change, precision=jax.lax.Precision.HIGHEST)
+    moved = (_duels(f, c, real)[1] * (change - change[c]) for c in range(len(f)))
     value = _densities(f, real)
-    return value, value * moved
+    return value, value * functools.reduce(jnp.add, moved)
 
 
-def _duels(f: Array, real: Array) -> tuple[Array, Array]:
-    """s(f_k - f_c) and s(f_c - f_k) [k, c, N], accurate relative to their size; 1 and 0 where there is no duel."""
-    difference = f[:, None] - f[None]
+def _duels(f: Array, c: int, real: Array) -> tuple[Array, Array]:
+    """s(f_k - f_c) and s(f_c - f_k) [k, N], accurate relative to their size; 1 and 0 where there is no duel."""
+    difference = f - f[c]
     smaller = jnp.exp(-jnp.abs(difference))
-    other = (~jnp.eye(f.shape[0], dtype=bool) & real)[:, :, None]
-    wins = jnp.where(difference >= 0, 1.0, smaller) / (1 + smaller)
-    losses = jnp.where(difference >= 0, smaller, 1.0) / (1 + smaller)
+    larger = 1 / (1 + smaller)
+    other = ((jnp.arange(len(f)) != c) & real[c])[:, None]
+    wins = jnp.where(difference >= 0, larger, smaller * larger)
+    losses = jnp.where(difference >= 0, smaller * larger, larger)
     return jnp.where(other, wins, 1.0), jnp.where(other, losses, 0.0)
 
 
