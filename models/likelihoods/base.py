@@ -9,10 +9,11 @@ from typing import Any, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from models.block_gaussian import JointMarginals
-from models.expectations import Points
+from models.expectations import MonteCarlo, Points, expect
 from models.gaussian import AnySites, Marginals
 
 
@@ -185,6 +186,42 @@ class IntegerLabels:
         """The labels."""
         del classes
         return y
+
+
+class CategoricalLabels(IntegerLabels):
+    """Mixin: labels are categorical, p(y = k | f) = exp l_k / sum_c exp l_c with l = `label_logits`(f).
+
+    prediction_draws: size of the Monte-Carlo rule of `predict`.
+    """
+
+    prediction_draws: int
+
+    def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
+        """l, up to a number that the classes of a point share."""
+        raise NotImplementedError
+
+    def probabilities(self, f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None) -> Float[Array, "C N"]:
+        """p(y = k | f) of every label k."""
+        return jax.nn.softmax(present(self.label_logits(f), classes), axis=0)
+
+    def log_prob(
+        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, " N"]:
+        """log p(y_n | f_n) = l_{y_n} - log sum_c exp l_c."""
+        logits = self.label_logits(f)
+        return own(y, logits) - logsumexp(present(logits, classes), axis=0)
+
+    def predict(
+        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, "Q C"]:
+        """E_q p(k | f) by Monte Carlo with draws shared by all queries (common random numbers)."""
+        mean = marginals.mean
+        points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
+        return expect(lambda f: self.probabilities(f, classes), marginals, points).T
+
+    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
+        """Labels y [N] given f."""
+        return dist.Categorical(logits=self.label_logits(f).T).to_event(1)
 
 
 def log_densities(likelihood: Likelihood, f: Float[Array, "C N"]) -> Float[Array, "C N"]:

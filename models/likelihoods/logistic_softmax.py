@@ -20,9 +20,9 @@ from jax.scipy.special import digamma, gammaln, logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from models.block_gaussian import JointMarginals
-from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
+from models.expectations import Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
 from models.gaussian import Marginals, Sites
-from models.likelihoods.base import IntegerLabels, one_hot, own, present, present_or_zero
+from models.likelihoods.base import CategoricalLabels, one_hot, own, present, present_or_zero
 from models.polya_gamma import (
     PolyaGamma,
     log_cosh_half,
@@ -51,7 +51,7 @@ class LogisticSoftmaxFactors(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class LogisticSoftmax(IntegerLabels):
+class LogisticSoftmax(CategoricalLabels):
     """Logistic-softmax with temperature tau: where all f < 0 it sharpens as tau falls, and it is softmax-like.
 
     prediction_draws: size of the Monte-Carlo rule of `predict`.
@@ -74,12 +74,9 @@ class LogisticSoftmax(IntegerLabels):
         """The same with tau = exp(log_temperature)."""
         return replace(self, temperature=jnp.exp(values["log_temperature"])) if values else self
 
-    def log_prob(
-        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
-    ) -> Float[Array, " N"]:
-        """log s(g_y) - log sum_c s(g_c)."""
-        log_sigmoid = jax.nn.log_sigmoid(f / self.temperature)
-        return own(y, log_sigmoid) - logsumexp(present(log_sigmoid, classes), axis=0)
+    def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
+        """log s(g)."""
+        return jax.nn.log_sigmoid(f / self.temperature)
 
     def expected_log_prob(
         self,
@@ -97,22 +94,6 @@ class LogisticSoftmax(IntegerLabels):
             raise ValueError("logistic-softmax has no deterministic expectation over coupled classes; pass points")
         return first - expected_log_sum_sigmoid(scaled, classes)
 
-    def predict(
-        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
-    ) -> Float[Array, "Q C"]:
-        """E_q p(k | f) by Monte Carlo with draws shared by all queries."""
-        mean = marginals.mean
-        points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
-
-        def probabilities(f: Array) -> Array:
-            return jax.nn.softmax(present(jax.nn.log_sigmoid(f / self.temperature), classes), axis=0)
-
-        return expect(probabilities, marginals, points).T
-
-    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
-        """Labels y [N] given f."""
-        return dist.Categorical(logits=jax.nn.log_sigmoid(f / self.temperature).T).to_event(1)
-
     def local_sites(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
     ) -> SimplexSites:
@@ -120,10 +101,10 @@ class LogisticSoftmax(IntegerLabels):
 
         The Hessian itself can be indefinite; it has the same expectation over y.
         """
-        p = jax.nn.softmax(present(jax.nn.log_sigmoid(f / self.temperature), classes), axis=0)
+        p = self.probabilities(f, classes)
         slope = jax.nn.sigmoid(-f / self.temperature) / self.temperature
         flat = SimplexSites(slope * (one_hot(y, f.shape[0], f.dtype) - p), p, slope)
-        return flat._replace(shift=flat.shift + flat.times(f))
+        return flat.shifted(flat.times(f))
 
     # Tier 2, sampled column
 

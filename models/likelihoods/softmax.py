@@ -5,20 +5,19 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int
 
 from models.block_gaussian import JointMarginals
-from models.expectations import MonteCarlo, Points, expect, expected_log_sum_exp
+from models.expectations import Points, expect, expected_log_sum_exp
 from models.gaussian import Marginals
-from models.likelihoods.base import IntegerLabels, NoParameters, one_hot, own, present
+from models.likelihoods.base import CategoricalLabels, NoParameters, one_hot, own, present
 from models.simplex_sites import SimplexSites
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class Softmax(IntegerLabels, NoParameters):
+class Softmax(CategoricalLabels, NoParameters):
     """Softmax of the latent logits. It has no free parameter: a temperature would only rescale the GP.
 
     prediction_draws: size of the Monte-Carlo rule of `predict`.
@@ -28,11 +27,9 @@ class Softmax(IntegerLabels, NoParameters):
 
     prior_mean: ClassVar[float | None] = None
 
-    def log_prob(
-        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
-    ) -> Float[Array, " N"]:
-        """log p(y_n | f_n) = f_{y_n} - log sum_c exp f_c."""
-        return own(y, f) - logsumexp(present(f, classes), axis=0)
+    def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
+        """f."""
+        return f
 
     def expected_log_prob(
         self,
@@ -51,22 +48,10 @@ class Softmax(IntegerLabels, NoParameters):
             return own(y, marginals.mean) - expected_log_sum_exp(marginals, classes)
         return own(y, marginals.mean) - expect(lambda f: logsumexp(present(f, classes), axis=0), marginals, points)
 
-    def predict(
-        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
-    ) -> Float[Array, "Q C"]:
-        """E_q softmax(f) by Monte Carlo with draws shared by all queries (common random numbers)."""
-        mean = marginals.mean
-        points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
-        return expect(lambda f: jax.nn.softmax(present(f, classes), axis=0), marginals, points).T
-
-    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
-        """Labels y [N] given f."""
-        return dist.Categorical(logits=f.T).to_event(1)
-
     def local_sites(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
     ) -> SimplexSites:
         """Sites with the slope Y - p and minus the Hessian diag p - p p^T of log p(y | f) at f."""
-        p = jax.nn.softmax(present(f, classes), axis=0)
+        p = self.probabilities(f, classes)
         flat = SimplexSites(one_hot(y, f.shape[0], f.dtype) - p, p, jnp.ones_like(f))
-        return flat._replace(shift=flat.shift + flat.times(f))
+        return flat.shifted(flat.times(f))
