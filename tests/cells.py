@@ -74,12 +74,13 @@ def sampled_nodes(seed=0):
 
 
 @functools.cache
-def fitting(inference, likelihood, steps=None):
+def fitting(inference, likelihood, steps=None, **settings):
     """Compiled once for each cell, precision and shape: state, Info of each step, marginals and query marginals."""
+    settings = CONVERGING.get(inference, {}) | settings
 
     @jax.jit
     def fitted(prior, y, query, points, mask=None):
-        kernel = kernel_for(inference, LIKELIHOODS[likelihood](), points, **CONVERGING.get(inference, {}))
+        kernel = kernel_for(inference, LIKELIHOODS[likelihood](), points, **settings)
         count = steps or STEPS.get(inference, 5)
         state, info = fit(jax.random.key(KEY_SEED), kernel, prior, y, mask, steps=count)
         posterior = kernel.posterior(state, prior)

@@ -16,7 +16,9 @@ from models.expectations import GaussHermite
 from models.likelihoods import LabelRegression
 
 KEY = jax.random.key(0)
-LONG = {"particles": 256, "steps": 400}  # of annealing, where the output scale is large
+LONG = {"particles": 256, "steps": 400}  # of annealing, where the output scale is large or a density narrow
+# Of a fit that converges. Label regression has the curvature of the output scale over a noise of 0.1: short steps.
+CONVERGED = {("gradient", "gaussian"): {"steps": 6000, "learning_rate": 0.0003}}
 
 
 @functools.cache
@@ -67,13 +69,15 @@ def test_annealing_finds_the_closed_form_of_a_gaussian_likelihood():
 
 @pytest.mark.parametrize(
     "name",
-    ["softmax", *(pytest.param(other, marks=pytest.mark.slow) for other in ("logistic-softmax", "one-vs-each"))],
+    [name if name == "softmax" else pytest.param(name, marks=pytest.mark.slow) for name in LIKELIHOODS],
 )
 def test_annealing_finds_what_quadrature_finds(name):
-    task = problem(2, classes=2, points=2, scale=10.0)
-    found = annealing(name)(jax.random.key(1), task.prior, task.y)
-    expected = quadrature_evidence(task.prior, LIKELIHOODS[name](), task.y, order=30)
-    print(f"{name}: {found.value:.4f} +- {found.error:.4f} by annealing, {expected:.4f} by quadrature")
+    """Or the closed form, where the density is a peak that falls between the nodes of a rule of any size."""
+    task, likelihood = problem(2, classes=2, points=2, scale=10.0), LIKELIHOODS[name]()
+    closed = name == "gaussian"
+    found = annealing(name, **(LONG if closed else {}))(jax.random.key(1), task.prior, task.y)
+    expected = exact_evidence(task, likelihood) if closed else quadrature_evidence(task.prior, likelihood, task.y)
+    print(f"{name}: {found.value:.4f} +- {found.error:.4f} by annealing, {expected:.4f} expected")
     assert found.error < 0.1 and abs(found.value - expected) < 4 * found.error
 
 
@@ -94,10 +98,10 @@ def bounds(likelihood):
     return both
 
 
-def check_bounds(inference, likelihood, task, fit_steps=None, annealing_settings=None):
+def check_bounds(inference, likelihood, task, fit_settings=None, annealing_settings=None):
     """No bound lies above log p(y) by more than 4 of its standard errors, nor an augmented one above the other."""
     points = sampled_nodes()
-    state, info, marginals, _ = fitting(inference, likelihood, fit_steps)(*task, points)
+    state, info, marginals, _ = fitting(inference, likelihood, **(fit_settings or {}))(*task, points)
     many, correction = bounds(likelihood)(task.y, marginals, points)
     value, error = evidence_of(likelihood, task, **(annealing_settings or {}))
     own = info.elbo[-1]
@@ -121,15 +125,11 @@ def test_no_bound_exceeds_the_evidence(inference, likelihood):
 @double
 @each_deterministic_cell
 def test_no_bound_exceeds_the_evidence_on_more_tasks(inference, likelihood):
-    """Run to convergence, at three output scales; the exact posterior of label regression has no gap.
-
-    The learning rate of the baseline is too long a step at the larger scales.
-    """
+    """Run to convergence, at three output scales; the exact posterior of label regression has no gap."""
+    settings = CONVERGED.get((inference, likelihood), {"steps": 400 if inference == "gradient" else 60})
     for seed in range(12):
-        scale = 1.0 if inference == "gradient" else (1.0, 4.0, 30.0)[seed % 3]
-        task = problem(seed, kernel="linear", scale=scale)
-        steps = 400 if inference == "gradient" else 60
-        gap = check_bounds(inference, likelihood, task, steps, LONG)
+        task = problem(seed, kernel="linear", scale=(1.0, 4.0, 30.0)[seed % 3])
+        gap = check_bounds(inference, likelihood, task, settings, LONG)
         if inference == "exact":
             assert abs(gap) < 1e-8
 
