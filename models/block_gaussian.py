@@ -68,6 +68,10 @@ class Reduction(Protocol):
         """F values."""
         ...
 
+    def solved(self, values: Float[Array, "C N"]) -> tuple[Float[Array, "C N"], Float[Array, ""]]:
+        """F values and log|I + K L|, the cheapest way where no more is wanted."""
+        ...
+
     def explained(self, cross: Float[Array, "*C Q N"]) -> Float[Array, "Q C C"]:
         """k_q F k_q^T for every row k_q of the cross-covariance."""
         ...
@@ -129,15 +133,20 @@ class BlockAlgebra:
 
     def log_normaliser(self, prior: GaussianPrior) -> Float[Array, ""]:
         """log Z (G6)."""
-        reduction = self._reduce(prior)
-        _, deviation = self._alpha(prior, reduction)
+        deviation, determinant = self._solved(prior)
         weighted = self.times(prior.mean)
         at_mean = jnp.sum(self.shift * prior.mean) - 0.5 * jnp.sum(prior.mean * weighted)
-        return at_mean + 0.5 * jnp.sum((self.shift - weighted) * deviation) - 0.5 * reduction.log_determinant
+        return at_mean + 0.5 * jnp.sum((self.shift - weighted) * deviation) - 0.5 * determinant
 
     def deviation(self, prior: GaussianPrior) -> Float[Array, "C N"]:
         """Posterior mean less prior mean."""
-        return self._alpha(prior, self._reduce(prior))[1]
+        return self._solved(prior)[0]
+
+    def _solved(self, prior: GaussianPrior) -> tuple[Array, Array]:
+        """Posterior mean less prior mean, and log|I + K L|, where no more products with F are wanted."""
+        residual = self.shift - self.times(prior.mean)
+        product, determinant = self._reduce(prior).solved(apply_covariance(prior.covariance, residual))
+        return apply_covariance(prior.covariance, residual - product), determinant
 
     def _alpha(self, prior: GaussianPrior, reduction: Reduction) -> tuple[Array, Array]:
         residual = self.shift - self.times(prior.mean)

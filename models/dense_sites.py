@@ -69,6 +69,10 @@ class DenseReduction(NamedTuple):
         """F values."""
         return jnp.einsum("jcn,j->cn", self.factor, jnp.einsum("jcn,cn->j", self.factor, values))
 
+    def solved(self, values: Float[Array, "C N"]) -> tuple[Float[Array, "C N"], Float[Array, ""]]:
+        """F values and log|I + K L|."""
+        return self.times(values), self.log_determinant
+
     def explained(self, cross: Float[Array, "*C Q N"]) -> Float[Array, "Q C C"]:
         """k_q F k_q^T for every row k_q of the cross-covariance."""
         rows = jnp.broadcast_to(cross, (self.factor.shape[1], *cross.shape[-2:]))

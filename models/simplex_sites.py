@@ -78,6 +78,10 @@ class LowRankReduction(NamedTuple):
         coupled = jnp.einsum("cnp,p->cn", self.spread, jnp.einsum("cnp,cn->p", self.carried, values))
         return self.diagonal.times(values) - coupled
 
+    def solved(self, values: Float[Array, "C N"]) -> tuple[Float[Array, "C N"], Float[Array, ""]]:
+        """F values and log|I + K L|."""
+        return self.times(values), self.log_determinant
+
     def explained(self, cross: Float[Array, "*C Q N"]) -> Float[Array, "Q C C"]:
         """k_q F k_q^T for every row k_q of the cross-covariance."""
         rows = self.diagonal.rows(cross)

@@ -64,33 +64,49 @@ class StarSites(_StarFields, BlockAlgebra):
         links = [[jnp.sum(u[:, :, None] * kept * v[:, None, :], axis=0) for v in spokes] for u in spokes]
         eye = jnp.eye(self.shift.shape[1], dtype=weight.dtype)
         core = jnp.block([[-links[0][0], eye - links[0][1]], [eye - links[1][0], -links[1][1]]])
-        core_inverse, core_determinant = _inverse_and_log_determinant(0.5 * (core + core.T))
-        total = determinant + core_determinant
         diagonal = ClassReduction(weight, inverse)
-        return CentredReduction(StarReduction(prior.covariance, diagonal, self.centre, self.rays, core_inverse, total))
+        star = StarReduction(
+            prior.covariance, diagonal, self.centre, self.rays, _invert(0.5 * (core + core.T)), determinant
+        )
+        return CentredReduction(star)
+
+
+class Core(NamedTuple):
+    """The matrix that couples the classes, its inverse [J, J] and log|det|."""
+
+    matrix: Float[Array, "J J"]
+    inverse: Float[Array, "J J"]
+    log_determinant: Float[Array, ""]
 
 
 class StarReduction(NamedTuple):
     """F = F_D - T U core^-1 U^T T^T with F_D of every class alone, T = I - F_D K and U = (centre, rays).
 
-    covariance K; core_inverse [2 N, 2 N] couples the classes; log_determinant is log|I + K L|.
+    covariance K; core [2 N, 2 N]; class_determinant is the diagonal sites' part of log|I + K L|.
     """
 
     covariance: Float[Array, "*C N N"]
     diagonal: ClassReduction
     centre: Float[Array, "C N"]
     rays: Float[Array, "C N"]
-    core_inverse: Float[Array, "J J"]
-    log_determinant: Float[Array, ""]
+    core: Core
+    class_determinant: Float[Array, ""]
+
+    @property
+    def log_determinant(self) -> Float[Array, ""]:
+        """log|I + K L|."""
+        return self.class_determinant + self.core.log_determinant
 
     def times(self, values: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """F values."""
-        within = self.diagonal.times(values)
-        left = values - apply_covariance(self.covariance, within)  # T^T values
-        inner = self.core_inverse @ jnp.concatenate([jnp.sum(u * left, axis=0) for u in (self.centre, self.rays)])
-        hub, rim = jnp.split(inner, 2)
-        carried = self.centre * hub + self.rays * rim
-        return within - carried + self.diagonal.times(apply_covariance(self.covariance, carried))
+        within, right = self._gathered(values)
+        return self._spread(within, self.core.inverse @ right)
+
+    def solved(self, values: Float[Array, "C N"]) -> tuple[Float[Array, "C N"], Float[Array, ""]]:
+        """F values and log|I + K L|: one right side of the core, whose inverse is wanted for derivatives only."""
+        within, right = self._gathered(values)
+        inner, determinant = _solve_and_log_determinant(self.core.matrix, right)
+        return self._spread(within, inner), self.class_determinant + determinant
 
     def explained(self, cross: Float[Array, "*C Q N"]) -> Float[Array, "Q C C"]:
         """k_q F k_q^T for every row k_q of the cross-covariance."""
@@ -99,8 +115,20 @@ class StarReduction(NamedTuple):
         seen = jnp.swapaxes(whitened, 1, 2) @ self.diagonal.inverse * self.diagonal.weight[:, None]  # k F_D
         carried = rows - seen @ self.covariance  # k T
         spokes = jnp.concatenate([carried * self.centre[:, None], carried * self.rays[:, None]], axis=-1)
-        shared = jnp.einsum("cqp,dqp->qcd", spokes @ self.core_inverse, spokes)
+        shared = jnp.einsum("cqp,dqp->qcd", spokes @ self.core.inverse, spokes)
         return corrected(whitened, shared)
+
+    def _gathered(self, values: Array) -> tuple[Array, Array]:
+        """F_D values, and U^T T^T values [2 N]."""
+        within = self.diagonal.times(values)
+        left = values - apply_covariance(self.covariance, within)
+        return within, jnp.concatenate([jnp.sum(u * left, axis=0) for u in (self.centre, self.rays)])
+
+    def _spread(self, within: Array, inner: Array) -> Array:
+        """F_D values - T U inner."""
+        hub, rim = jnp.split(inner, 2)
+        carried = self.centre * hub + self.rays * rim
+        return within - carried + self.diagonal.times(apply_covariance(self.covariance, carried))
 
 
 class CentredReduction(NamedTuple):
@@ -121,6 +149,11 @@ class CentredReduction(NamedTuple):
         product = self.inner.times(values - jnp.mean(values, axis=0))
         return product - jnp.mean(product, axis=0)
 
+    def solved(self, values: Float[Array, "C N"]) -> tuple[Float[Array, "C N"], Float[Array, ""]]:
+        """F values and log|I + K L|."""
+        product, determinant = self.inner.solved(values - jnp.mean(values, axis=0))
+        return product - jnp.mean(product, axis=0), determinant
+
     def explained(self, cross: Float[Array, "*C Q N"]) -> Float[Array, "Q C C"]:
         """k_q F k_q^T for every row k_q of the cross-covariance."""
         values = self.inner.explained(cross)
@@ -130,12 +163,14 @@ class CentredReduction(NamedTuple):
         return rows - jnp.mean(rows, axis=2, keepdims=True)
 
 
+def _invert(matrix: Array) -> Core:
+    return Core(matrix, *_inverse_and_log_determinant(matrix))
+
+
 @jax.custom_jvp
 def _inverse_and_log_determinant(matrix: Array) -> tuple[Array, Array]:
     """M^-1 and log|det M| from one factorisation."""
-    factors, pivots, _ = jax.lax.linalg.lu(matrix)
-    inverse = lu_solve((factors, pivots), jnp.eye(matrix.shape[-1], dtype=matrix.dtype))
-    return inverse, jnp.sum(jnp.log(jnp.abs(jnp.diagonal(factors))))
+    return _solve_by_lu(matrix, jnp.eye(matrix.shape[-1], dtype=matrix.dtype))
 
 
 @_inverse_and_log_determinant.defjvp
@@ -145,3 +180,28 @@ def _inverse_and_log_determinant_jvp(primals: tuple[Array], tangents: tuple[Arra
     inverse, determinant = _inverse_and_log_determinant(*primals)
     change = inverse @ tangents[0]
     return (inverse, determinant), (-change @ inverse, jnp.trace(change))
+
+
+@jax.custom_jvp
+def _solve_and_log_determinant(matrix: Array, right: Array) -> tuple[Array, Array]:
+    """M^-1 right [J] and log|det M| from one factorisation, for a symmetric M."""
+    return _solve_by_lu(matrix, right)
+
+
+@_solve_and_log_determinant.defjvp
+@highest_precision
+def _solve_and_log_determinant_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[tuple, tuple]:
+    """Derivatives of the above, without a product of matrices: an inverse, and products with vectors.
+
+    The solution comes from the inverse here too: no second solve, which could run beside that of the inverse.
+    """
+    (matrix, right), (matrix_change, right_change) = primals, tangents
+    inverse, determinant = _inverse_and_log_determinant(matrix)
+    solution = inverse @ right
+    change = inverse @ (right_change - matrix_change @ solution)
+    return (solution, determinant), (change, jnp.sum(inverse * matrix_change))
+
+
+def _solve_by_lu(matrix: Array, right: Array) -> tuple[Array, Array]:
+    factors, pivots, _ = jax.lax.linalg.lu(matrix)
+    return lu_solve((factors, pivots), right), jnp.sum(jnp.log(jnp.abs(jnp.diagonal(factors))))
