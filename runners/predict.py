@@ -3,7 +3,7 @@
 python runners/predict.py RUN_DIR --support DIR_OR_NPZ --query DIR_OR_NPZ [--csv FILE]      every flag: --help
 
 --support is a folder with a subfolder for each class, or an .npz file with `images` and `labels`; --query a folder, an
-image or an .npz file with `images`.
+image or an .npz file with `images`. Images are cropped or fitted as those of the run's own data set were.
 """
 
 import csv
@@ -25,7 +25,7 @@ from runners.console import format_percent, format_table, one_line_errors
 from runners.flags import OneLineParser
 from runners.overrides import ConfigError
 from runners.run_directory import RunError
-from tasks import DataError
+from tasks import DataError, preparation
 from tasks.images import Images, load_labelled, load_unlabelled
 
 SHOWN = 20  # rows of the table; --csv has them all
@@ -51,7 +51,8 @@ def main(config: PredictionConfig) -> dict[str, Any]:
         raise ConfigError(f"expected --csv in a folder that exists, got {config.csv}; make the folder first")
     model = load_run(config.run_dir)
     shape = model.deep_kernel.backbone.image_shape
-    support, query = load_labelled(config.support, shape), load_unlabelled(config.query, shape)
+    prepare = preparation(model.config.dataset)
+    support, query = load_labelled(config.support, shape, prepare), load_unlabelled(config.query, shape, prepare)
     classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
     probabilities = fitted.predict_proba(query.pixels)

@@ -19,7 +19,8 @@ from tasks.episodes import (
     take_images,
 )
 from tasks.files import DataError
-from tasks.photographs import split_name
+from tasks.images import Prepare, whole
+from tasks.photographs import Crop, split_name
 
 DATASETS: dict[str, Callable[[str | os.PathLike | None], Splits]] = {
     "glyphs": glyphs.load,
@@ -32,6 +33,13 @@ PHOTOGRAPHS: dict[str, Callable[[str | os.PathLike | None, int | None], Splits]]
     "tinyimagenet": tinyimagenet.load,
     "cub": birds.load,
     "mini-imagenet": mini_imagenet.load,
+}
+# How their data sets make a square image of a photograph.
+CROPS: dict[str, Crop] = {
+    "flowers102": flowers102.crop,
+    "tinyimagenet": tinyimagenet.crop,
+    "cub": birds.crop,
+    "mini-imagenet": mini_imagenet.crop,
 }
 # Files of the user, named after a colon.
 OWN: dict[str, Callable[[str, int | None], Splits]] = {"folder": folders.load, "embeddings": embeddings.load}
@@ -59,8 +67,18 @@ def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
     raise DataError(f"expected the name of a data set, got {name!r}; try one of {known}")
 
 
+def preparation(name: str) -> Prepare:
+    """How the data set of a name makes an image of a picture, for new pictures to be treated alike.
+
+    Photographs are cropped as their data set crops them; of characters, and of the pictures of a folder, all is kept.
+    """
+    crop = CROPS.get(split_name(name.partition(":")[0])[0])
+    return whole if crop is None else lambda picture, shape: crop(picture, shape[0])
+
+
 __all__ = [
     "AUGMENTATIONS",
+    "CROPS",
     "DATASETS",
     "OWN",
     "PHOTOGRAPHS",
@@ -76,6 +94,7 @@ __all__ = [
     "flat_images",
     "load",
     "make_dataset",
+    "preparation",
     "sample_indices",
     "sample_task",
     "take_images",

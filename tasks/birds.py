@@ -22,6 +22,7 @@ ARCHIVE = Archive(
     "97eceeb196236b17998738112f37df78",
     1150,
 )
+crop = stretched_centre  # what makes an image of a photograph
 
 
 def load(data_root: str | os.PathLike | None = None, size: int | None = None) -> Splits:
@@ -41,4 +42,4 @@ def load(data_root: str | os.PathLike | None = None, size: int | None = None) ->
         raise DataError(f"expected {CLASSES} class folders in {path}, got {len(folders)}; {advice}")
     split = alternate(CLASSES)
     classes = {part: list(folders[split == number]) for number, part in enumerate(SPLITS)}
-    return folder_splits(name, side, classes, stretched_centre, "cub")
+    return folder_splits(name, side, classes, crop, "cub")

@@ -9,12 +9,17 @@ import io
 import os
 import tarfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import UInt8
 
 from tasks.episodes import Splits
 from tasks.files import DAMAGE, Archive, Arrays, DataError, find_or_convert, read_npz, resolve_root
 from tasks.photographs import alternate, cached, centre_square, decode, decode_all, divide, named, packed_jpegs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SIZE, QUALITY = 84, 85
 FILE = "flowers102_84.npz"
@@ -39,6 +44,11 @@ desert-rose, tree mallow, magnolia, cyclamen, watercress, canna lily, hippeastru
 foxglove, bougainvillea, camellia, mallow, mexican petunia, bromelia, blanket flower, trumpet creeper,
 blackberry lily"""
 CLASS_NAMES = tuple(" ".join(name.split()) for name in _NAMES.split(","))
+
+
+def crop(picture: "Image", side: int) -> UInt8[np.ndarray, "side side 3"]:
+    """What makes an image of a photograph: its middle square as the file keeps it, then at `side`."""
+    return decode(_kept(centre_square(picture, SIZE)), side, centre_square, "a photograph")
 
 
 def load(data_root: str | os.PathLike | None = None, size: int | None = None) -> Splits:
@@ -95,11 +105,17 @@ def convert(photographs: Path, labels: Path, splits: Path) -> Arrays:
 
 def _jpeg(archive: tarfile.TarFile, member: tarfile.TarInfo) -> tuple[int, bytes]:
     """Number of `jpg/image_NUMBER.jpg`, and its middle square as a JPEG file."""
-    from PIL import Image
-
     file = archive.extractfile(member)
     if file is None:
         raise ValueError(f"{member.name}, which is no file")
-    square = io.BytesIO()
-    Image.fromarray(decode(file.read(), SIZE, centre_square, member.name)).save(square, "JPEG", quality=QUALITY)
-    return int(Path(member.name).stem.split("_")[1]), square.getvalue()
+    square = decode(file.read(), SIZE, centre_square, member.name)
+    return int(Path(member.name).stem.split("_")[1]), _kept(square)
+
+
+def _kept(square: np.ndarray) -> bytes:
+    """The JPEG file that stands for a square."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(square).save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()

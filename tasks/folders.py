@@ -2,8 +2,8 @@
 
 Where PATH holds the folders train, validation and test, these are the splits. Otherwise its class folders, numbered
 from 0 in the order of their names, are divided 60 : 20 : 20: those whose number % 5 is below 3 train, 3 validate and 4
-test. `folder-32:PATH` is at 32 pixels a side instead of 84. Images become grey if every file is grey, else RGB, and are
-brought to their size as those that predict.py is given (`tasks.images`).
+test. `folder-32:PATH` is at 32 pixels a side instead of 84. Images become grey if every file is grey, else RGB, and all
+of each image fits in (`tasks.images.whole`).
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 
 from tasks.episodes import Splits
 from tasks.files import DAMAGE, DataError
-from tasks.images import Images, fitted_files, image_files
+from tasks.images import Images, image_files, prepared_files, whole
 from tasks.photographs import SPLITS, cached, divide, subfolders
 
 SIZE, FEWEST = 84, 10
@@ -36,7 +36,7 @@ def load(path: str, size: int | None = None) -> Splits:
     only = [file for file, _ in files]
 
     def make() -> np.ndarray:
-        images: Images = fitted_files([(file, "") for file in only], shape)
+        images: Images = prepared_files([(file, "") for file in only], shape, whole)
         return images.pixels
 
     # One cache file for each folder; the channels follow from the files, whose changes the cache notices.

@@ -1,19 +1,23 @@
 """Images of a user: a folder, with a subfolder for every class where they are labelled, or an `.npz` file.
 
-They are brought to the shape that a model was trained on: converted to its number of channels, and resized so that the
-whole image fits, with the rest filled up in the colour of its border. Characters are trained as light ink on a dark
-ground, so dark ink on light paper is inverted.
+They are brought to the shape that a model was trained on, as the images of its data set were: a `Prepare` does that.
+Colour images in an .npz file that have this very shape are taken to be prepared.
 """
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from tasks.files import DAMAGE, DataError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 Shape = tuple[int, int, int]
+Prepare = Callable[["Image", Shape], np.ndarray]  # a picture as bytes [H, W, Ch] of that shape
 
 
 class Images(NamedTuple):
@@ -24,7 +28,7 @@ class Images(NamedTuple):
     labels: list[str]
 
 
-def load_labelled(path: str | Path, shape: Shape) -> Images:
+def load_labelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
     """Images of the subfolders of a folder, each named like its class, or arrays `images` and `labels` of an .npz file.
 
     Raises DataError.
@@ -35,15 +39,15 @@ def load_labelled(path: str | Path, shape: Shape) -> Images:
         if len(arrays["labels"]) != len(arrays["images"]):
             counts = f"{len(arrays['images'])} images and {len(arrays['labels'])} labels"
             raise DataError(f"expected one label for every image in {path}, got {counts}")
-        return _from_array(path, arrays["images"], [str(label) for label in arrays["labels"]], shape)
+        return _from_array(path, arrays["images"], [str(label) for label in arrays["labels"]], shape, prepare)
     folders = sorted(entry for entry in _entries(path) if entry.is_dir())
     files = [(file, folder.name) for folder in folders for file in image_files(folder)]
     if len({label for _, label in files}) < 2:
         raise DataError(f"expected a folder with a subfolder of images for each of two classes or more, got {path}")
-    return fitted_files(files, shape)
+    return prepared_files(files, shape, prepare)
 
 
-def load_unlabelled(path: str | Path, shape: Shape) -> Images:
+def load_unlabelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
     """Images of a folder and all folders in it, one image file, or the array `images` of an .npz file.
 
     Raises DataError.
@@ -51,29 +55,28 @@ def load_unlabelled(path: str | Path, shape: Shape) -> Images:
     path = Path(path)
     if path.suffix == ".npz":
         images = _read(path, ("images",))["images"]
-        return _from_array(path, images, [""] * len(images), shape)
+        return _from_array(path, images, [""] * len(images), shape, prepare)
     files = [path] if path.is_file() else image_files(path)
     if not files:
         raise DataError(f"expected images ({', '.join(SUFFIXES)}) in {path}, got none")
-    return fitted_files([(file, "") for file in files], shape)
+    return prepared_files([(file, "") for file in files], shape, prepare)
 
 
-def fitted(image: np.ndarray, shape: Shape) -> np.ndarray:
-    """One image [H, W] or [H, W, 1, 3 or 4], bytes, in the shape [H', W', Ch'] of a model."""
-    from PIL import Image
+def whole(picture: "Image", shape: Shape) -> np.ndarray:
+    """A picture resized so that all of it fits, with the rest filled up in the colour of its border.
+
+    Characters are trained as light ink on a dark ground, so a grey picture with a light border is inverted.
+    """
+    from PIL.Image import Resampling
 
     height, width, channels = shape
-    picture = Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image)
-    if picture.mode in ("LA", "PA", "RGBA"):  # a transparent ground is paper
-        paper = Image.new("RGBA", picture.size, "white")
-        picture = Image.alpha_composite(paper, picture.convert("RGBA"))
     picture = picture.convert("L" if channels == 1 else "RGB")
     pixels = np.asarray(picture)
     border = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
     ground = np.median(border, axis=0).astype(np.uint8)
     scale = min(height / picture.height, width / picture.width)
     size = max(1, round(scale * picture.width)), max(1, round(scale * picture.height))
-    small = np.asarray(picture.resize(size, Image.Resampling.BOX if scale < 1 else Image.Resampling.BILINEAR))
+    small = np.asarray(picture.resize(size, Resampling.BOX if scale < 1 else Resampling.BILINEAR))
     canvas = np.empty(shape, np.uint8)
     canvas[:] = ground
     top, left = (height - small.shape[0]) // 2, (width - small.shape[1]) // 2
@@ -81,13 +84,13 @@ def fitted(image: np.ndarray, shape: Shape) -> np.ndarray:
     return 255 - canvas if channels == 1 and ground > 127 else canvas
 
 
-def fitted_files(files: list[tuple[Path, str]], shape: Shape) -> Images:
-    """Images of files with their labels, each `fitted`. Raises DataError for one that cannot be read."""
-    pixels = np.stack([fitted(_pixels(file), shape) for file, _ in files])
+def prepared_files(files: list[tuple[Path, str]], shape: Shape, prepare: Prepare) -> Images:
+    """Images of files with their labels. Raises DataError for one that cannot be read."""
+    pixels = np.stack([prepare(_read_picture(file), shape) for file, _ in files])
     return Images(pixels, [str(file) for file, _ in files], [label for _, label in files])
 
 
-def _from_array(path: Path, images: np.ndarray, labels: list[str], shape: Shape) -> Images:
+def _from_array(path: Path, images: np.ndarray, labels: list[str], shape: Shape, prepare: Prepare) -> Images:
     if images.ndim not in (3, 4) or not len(images):
         raise DataError(f"expected images [N, H, W] or [N, H, W, Ch] in {path}, got shape {images.shape}")
     if np.issubdtype(images.dtype, np.floating):
@@ -99,19 +102,36 @@ def _from_array(path: Path, images: np.ndarray, labels: list[str], shape: Shape)
         raise DataError(f"expected images as bytes or numbers in [0, 1] in {path}, got {images.dtype}")
     if images.ndim == 4 and images.shape[-1] not in (1, 3, 4):
         raise DataError(f"expected 1, 3 or 4 channels last in {path}, got shape {images.shape}; move the axis there")
-    pixels = np.stack([fitted(image, shape) for image in images])
+    prepared = images.shape[1:] == shape and shape[2] == 3
+    pixels = images if prepared else np.stack([prepare(picture_of(image), shape) for image in images])
     return Images(pixels, [f"{path}:{number}" for number in range(len(images))], labels)
 
 
-def _pixels(file: Path) -> np.ndarray:
+def picture_of(image: np.ndarray) -> "Image":
+    """Bytes [H, W] or [H, W, 1, 3 or 4] as a picture."""
+    from PIL import Image
+
+    return _on_paper(Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image))
+
+
+def _read_picture(file: Path) -> "Image":
     from PIL import Image
 
     try:
         with Image.open(file) as picture:
             mode = "L" if picture.mode in ("1", "I", "F", "I;16") else "RGBA"
-            return np.asarray(picture.convert(picture.mode if picture.mode in ("L", "RGB", "RGBA") else mode))
+            return _on_paper(picture.convert(picture.mode if picture.mode in ("L", "RGB", "RGBA") else mode))
     except DAMAGE as error:
         raise DataError(f"expected an image in {file}, got one that cannot be read ({error})") from error
+
+
+def _on_paper(picture: "Image") -> "Image":
+    """A transparent ground is white."""
+    from PIL import Image
+
+    if picture.mode != "RGBA":
+        return picture
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
 
 
 def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -38,6 +38,8 @@ LAYOUT = (
     " and test.csv of https://github.com/twitter/meta-learning-lstm/tree/master/data/miniImagenet"
 )
 
+crop = stretched_centre  # what makes an image of a photograph
+
 
 def load(data_root: str | os.PathLike | None = None, size: int | None = None) -> Splits:
     """64 training, 16 validation and 20 test classes, at 84 pixels or at `size`.
@@ -52,7 +54,7 @@ def load(data_root: str | os.PathLike | None = None, size: int | None = None) ->
     if all((path / part).is_dir() for part in CLASSES):
         classes = {part: subfolders(path / folder) for part, folder in zip(SPLITS, CLASSES, strict=True)}
         _check(path, [len(classes[part]) for part in SPLITS])
-        return folder_splits(name, side, classes, stretched_centre, "mini-imagenet")
+        return folder_splits(name, side, classes, crop, "mini-imagenet")
     raise DataError(f"expected images in one of two layouts in {path}, got neither; {LAYOUT}")
 
 
@@ -69,7 +71,6 @@ def _from_lists(name: str, side: int, path: Path) -> Splits:
         raise DataError(f"expected the {len(files)} images of the lists, got no {missing[0]} ({len(missing)} missing)")
     number = {key: position for position, key in enumerate(classes)}
     labels = np.array([number[part, label] for part, _, label in rows])
-    crop = stretched_centre
     images = cached("mini-imagenet", side, files, lambda: decode_all(files, len(files), side, crop, name))
     split = np.repeat(np.arange(3, dtype=np.uint8), counts)
     return divide(name, images, labels, [label for _, label in classes], split)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Integer, UInt8
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 VERSION = 1  # of decoding and resizing: raise it when a change of the code changes an image
 SMALLEST, LARGEST = 16, 224
 SPLITS = ("train", "validation", "test")
+Crop = Callable[["Image", int], np.ndarray]  # a picture as a square of that many pixels a side, RGB
 
 
 def split_name(name: str) -> tuple[str, int | None]:
@@ -64,7 +65,7 @@ def stretched_centre(picture: "Image", side: int) -> UInt8[np.ndarray, "side sid
     return pixels[margin : margin + side, margin : margin + side]
 
 
-def decode(content: Path | bytes, side: int, crop: Callable[["Image", int], np.ndarray], name: str) -> np.ndarray:
+def decode(content: Path | bytes, side: int, crop: Crop, name: str) -> np.ndarray:
     """One image file, or its bytes, as a square.
 
     Raises:
@@ -80,7 +81,7 @@ def decode(content: Path | bytes, side: int, crop: Callable[["Image", int], np.n
 
 
 def decode_all(
-    contents: Iterable[Path | bytes], count: int, side: int, crop: Callable[["Image", int], np.ndarray], what: str
+    contents: Iterable[Path | bytes], count: int, side: int, crop: Crop, what: str
 ) -> UInt8[np.ndarray, "I side side 3"]:
     """All images of a data set as squares; says on the error stream that it may take a while."""
     print(f"decoding {count} images of {what} at {side} pixels, once ...", file=sys.stderr)
@@ -156,9 +157,7 @@ def subfolders(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def folder_splits(
-    name: str, side: int, classes: dict[str, list[Path]], crop: Callable[["Image", int], Any], cache: str
-) -> Splits:
+def folder_splits(name: str, side: int, classes: dict[str, list[Path]], crop: Crop, cache: str) -> Splits:
     """Splits from one list of class folders for each split, with their images as squares.
 
     Raises:

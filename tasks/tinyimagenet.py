@@ -7,12 +7,17 @@ upper levels of WordNet: 61 train, 17 validate, 45 test. About 2% of the images 
 import os
 import zipfile
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import UInt8
 
 from tasks.episodes import Splits
 from tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert, read_npz, resolve_root
 from tasks.photographs import cached, centre_square, decode_all, divide, named, packed_jpegs
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SIZE, IMAGES_PER_CLASS = 64, 120
 FILE = "tinyimagenet64.npz"
@@ -42,6 +47,13 @@ TIERED = {
 }
 
 
+def crop(picture: "Image", side: int) -> UInt8[np.ndarray, "side side 3"]:
+    """What makes an image of a photograph: its middle square at the size of the published images, then at `side`."""
+    from PIL import Image
+
+    return centre_square(Image.fromarray(centre_square(picture, SIZE)), side)
+
+
 def load(data_root: str | os.PathLike | None = None, size: int | None = None) -> Splits:
     """61 training, 17 validation and 45 test classes, at 64 pixels or at `size`.
 
@@ -56,7 +68,7 @@ def load(data_root: str | os.PathLike | None = None, size: int | None = None) ->
 
     def make() -> np.ndarray:
         jpegs = list(packed_jpegs(read_npz(root / FILE, ("jpeg",))["jpeg"], arrays["offsets"]))
-        return decode_all((jpegs[i] for i in used), len(used), side, centre_square, "tinyimagenet")
+        return decode_all((jpegs[i] for i in used), len(used), side, crop, "tinyimagenet")
 
     images = cached("tinyimagenet", side, [root / FILE], make)
     return divide(name, images, arrays["labels"][used], arrays["class_names"], split)

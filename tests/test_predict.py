@@ -19,8 +19,8 @@ from models.deep_kernel import DeepKernel
 from runners import predict
 from runners.build import load_run
 from runners.data import load_splits
-from tasks import DataError, sample_task
-from tasks.images import fitted, load_labelled, load_unlabelled
+from tasks import DataError, preparation, sample_task
+from tasks.images import load_labelled, load_unlabelled, picture_of, whole
 
 SHAPE = (16, 16, 1)
 
@@ -132,6 +132,10 @@ def drawing(dark_on_light=True, size=(40, 30)):
     return image if dark_on_light else 255 - image
 
 
+def fitted(image, shape):
+    return whole(picture_of(image), shape)
+
+
 def test_images_are_fitted_to_the_model():
     light, dark = fitted(drawing(), SHAPE), fitted(drawing(False), SHAPE)
     assert light.shape == SHAPE and light.dtype == np.uint8
@@ -156,7 +160,9 @@ def folders(tmp_path, task):
     return tmp_path
 
 
-def test_folders_in_probabilities_out(tiny_run, folders, task, capsys):
+def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypatch):
+    asked = []
+    monkeypatch.setattr(predict, "preparation", lambda name: asked.append(name) or preparation(name))
     arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
     assert predict.command_line([*arguments, "--csv", str(folders / "p.csv")]) == 0
     printed = capsys.readouterr().out
@@ -171,6 +177,7 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys):
     )
     values = [[float(row[name]) for name in from_files["classes"]] for row in rows]
     np.testing.assert_allclose(from_files["probabilities"], values, atol=1e-5)
+    assert asked == ["omniglot"] * 2  # the run's own data set
 
 
 def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys):
@@ -191,7 +198,7 @@ def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys)
     ]
     for load, path, message in cases:
         with pytest.raises(DataError, match=message):
-            load(path, SHAPE)
+            load(path, SHAPE, whole)
     damaged.write_bytes(b"not an image")
     with pytest.raises(SystemExit) as exit_info:
         predict.command_line([str(tiny_run.path), "--support", str(folders / "support"), "--query", str(damaged)])

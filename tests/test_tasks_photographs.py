@@ -11,8 +11,21 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from tasks import DataError, birds, flowers102, load, mini_imagenet, photographs, sample_task, tinyimagenet
+from tasks import (
+    CROPS,
+    PHOTOGRAPHS,
+    DataError,
+    birds,
+    flowers102,
+    load,
+    mini_imagenet,
+    photographs,
+    preparation,
+    sample_task,
+    tinyimagenet,
+)
 from tasks.files import read_npz, resolve_root, write_npz
+from tasks.images import load_unlabelled, picture_of, whole
 from tasks.photographs import SPLITS, alternate, centre_square, split_name, stretched_centre
 
 
@@ -44,6 +57,17 @@ def encoded(image: Image.Image) -> bytes:
 def save(path: Path, number: int, **options) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     picture(number, **options).save(path)
+
+
+def textured(size) -> Image.Image:
+    """A picture that shows how it was cropped and resized."""
+    columns, rows = np.meshgrid(*map(np.arange, size))
+    return Image.fromarray(np.stack([3 * columns, 2 * rows, columns * rows // 40], -1).astype(np.uint8))
+
+
+def as_predicted(path: Path, name: str, side: int) -> np.ndarray:
+    """The image that predict.py makes of a file for a run of a data set."""
+    return load_unlabelled(path, (side, side, 3), preparation(name)).pixels[0]
 
 
 def sizes(splits) -> list[int]:
@@ -86,6 +110,30 @@ def test_the_papers_images_are_stretched_to_1_15_and_cut():
     assert cut.shape == (84, 84, 3)
     # 96 columns cover 200 old ones; column j of the 84 is column j + 6, whose centre is at (j + 6.5) 200 / 96 - 0.5
     np.testing.assert_allclose(cut[3, :, 0], (np.arange(84) + 6.5) * 200 / 96 - 0.5, atol=1.5)
+
+
+def test_new_pictures_are_treated_as_those_of_the_data_set(tmp_path):
+    """Those of flowers by the archive's way; of the others where their folders are read, below."""
+    assert CROPS.keys() == PHOTOGRAPHS.keys()
+    for name in ("glyphs", "omniglot", "omniglot-emnist", "folder:a", "folder-32:a", "embeddings:a"):
+        assert preparation(name) is whole
+    content, path = encoded(textured((80, 50))), tmp_path / "photograph.jpg"
+    path.write_bytes(content)
+    with tarfile.open(tmp_path / "102flowers.tgz", "w:gz") as archive:
+        for number in range(1, 5):
+            member = tarfile.TarInfo(f"jpg/image_{number:05d}.jpg")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    savemat(tmp_path / "imagelabels.mat", {"labels": np.array([[1, 2, 3, 4]])})
+    savemat(tmp_path / "setid.mat", {"trnid": [[1]], "valid": [[2]], "tstid": [[3, 4]]})
+    arrays = flowers102.convert(*(tmp_path / archive.name for archive in flowers102.ARCHIVES))
+    write_npz(tmp_path / flowers102.FILE, {**arrays, "class_names": arrays["class_names"][:4]})
+    for name, side in (("flowers102", 84), ("flowers102-32", 32)):
+        np.testing.assert_array_equal(load(name, tmp_path).test.images[0], as_predicted(path, name, side))
+    small = as_predicted(path, "flowers102-32", 32)
+    assert np.abs(small - whole(picture_of(np.asarray(Image.open(path))), (32, 32, 3)).astype(float)).max() > 50
+    np.savez(tmp_path / "prepared.npz", images=small[None])
+    np.testing.assert_array_equal(as_predicted(tmp_path / "prepared.npz", "flowers102-32", 32), small)
 
 
 def test_classes_are_divided_by_their_number():
@@ -197,7 +245,8 @@ def test_the_archive_of_tiny_imagenet_is_converted(tmp_path, monkeypatch):
         for k, wnid in enumerate(classes):
             for number in (10, 2, 0, 1):
                 mode = "L" if number == 1 else "RGB"
-                content = encoded(picture(50 * k + number, (64, 64), mode))
+                own = textured((64, 64)) if (k, number) == (2, 2) else picture(50 * k + number, (64, 64), mode)
+                content = encoded(own)
                 archive.writestr(f"t/train/{wnid}/images/{wnid}_{number}.JPEG", content)
         archive.writestr("t/val/images/val_0.JPEG", b"")
     monkeypatch.setattr(tinyimagenet, "IMAGES_PER_CLASS", 3)
@@ -211,6 +260,10 @@ def test_the_archive_of_tiny_imagenet_is_converted(tmp_path, monkeypatch):
         dataset = getattr(splits, split)
         first = np.asarray(dataset.images)[np.asarray(dataset.index[0, 0])]
         np.testing.assert_allclose(first.mean((0, 1)), np.asarray(picture(50 * k))[0, 0], atol=3)
+    (tmp_path / "64.jpg").write_bytes(encoded(textured((64, 64))))
+    for name, side in (("tinyimagenet", 64), ("tinyimagenet-32", 32), ("tinyimagenet-84", 84)):
+        expected = load(name, tmp_path).test.images[2]
+        np.testing.assert_array_equal(as_predicted(tmp_path / "64.jpg", name, side), expected)
     path.write_bytes(b"no archive")
     with pytest.raises(DataError, match="expected a zip file of Tiny ImageNet"):
         tinyimagenet.convert(path)
@@ -235,12 +288,15 @@ def test_cub_is_read_from_the_folders_of_its_archive(tmp_path):
     images = tmp_path / "CUB_200_2011" / "images"
     for k in range(200):
         save(images / f"{k + 1:03d}.Bird_{k}" / f"Bird_{k}_0001.jpg", k)
+    textured((50, 40)).save(images / "004.Bird_3" / "Bird_3_0001.jpg")
     (images / "001.Bird_0" / "._Bird_0_0001.jpg").write_bytes(b"what some systems leave behind")
     splits = load("cub-16", tmp_path)
     assert splits.name == "cub-16" and sizes(splits) == [100, 50, 50] and splits.image_shape == (16, 16, 3)
     assert splits.class_names["test"][:2] == ("004.Bird_3", "008.Bird_7")
     assert splits.class_names["validation"][0] == "002.Bird_1"
-    np.testing.assert_allclose(np.asarray(splits.test.images)[0].mean((0, 1)), [3, 252, 21], atol=4)
+    np.testing.assert_allclose(np.asarray(splits.train.images)[1].mean((0, 1)), [2, 253, 14], atol=4)
+    predicted = as_predicted(images / "004.Bird_3" / "Bird_3_0001.jpg", "cub-16", 16)
+    np.testing.assert_array_equal(splits.test.images[0], predicted)
     (images / "201.Bird_200").mkdir()
     refused("cub", tmp_path, "expected 200 class folders", "got 201")
 
@@ -252,10 +308,13 @@ def test_mini_imagenet_is_read_from_split_folders_or_from_lists(tmp_path):
     rows = [(part, next(numbers)) for part, count in mini_imagenet.CLASSES.items() for _ in range(count)]
     for part, k in rows:
         save(root / part / f"n{k:08d}" / "0.jpg", k)
+    first = root / "test" / "n00000080" / "0.jpg"
+    textured((50, 40)).save(first)
     folders = load("mini-imagenet-16", tmp_path)
     assert sizes(folders) == [64, 16, 20] and folders.class_names["test"][0] == "n00000080"
     for _, k in rows:
         save(root / "images" / f"n{k:08d}00000001.jpg", k)
+    (root / "images" / "n0000008000000001.jpg").write_bytes(first.read_bytes())
     for part in mini_imagenet.CLASSES:
         lines = [f"n{k:08d}00000001.jpg,n{k:08d}" for which, k in rows if which == part]
         (root / f"{part}.csv").write_text("\n".join(["filename,label", *lines]) + "\n")
@@ -263,6 +322,7 @@ def test_mini_imagenet_is_read_from_split_folders_or_from_lists(tmp_path):
     assert sizes(lists) == [64, 16, 20] and lists.class_names == folders.class_names
     for split in SPLITS:
         np.testing.assert_array_equal(getattr(lists, split).images, getattr(folders, split).images)
+    np.testing.assert_array_equal(folders.test.images[0], as_predicted(first, "mini-imagenet-16", 16))
     (root / "images" / "n0000000500000001.jpg").unlink()
     refused("mini-imagenet", tmp_path, "n0000000500000001.jpg", "1 missing")
     (root / "val.csv").write_text("file;class\n")
