@@ -1,6 +1,6 @@
 """Cost of inference as a task grows: labelled points N, classes C, tasks T, chains; and large tasks.
 
-    taskset -c 0 python benchmarks/scaling.py [--quick | --limit n] [--repeats 3] [--json FILE]
+    taskset -c 0 python benchmarks/scaling.py [--only TITLE] [--quick | --limit n] [--repeats 3] [--json FILE]
 
 Objective and gradient of merged tasks (float32, RBF kernel), as in inference_cost.py: milliseconds, megabytes of XLA's
 temporaries, and the exponent with which the time grows from the row above (3 for N^3, 1 for linear).
@@ -54,7 +54,8 @@ TABLES: dict[str, tuple[str, Sequence[Case], Sequence[str]]] = {
 def main() -> None:
     arguments = parse()
     results: list[dict[str, Any]] = []
-    for title, (varied, cases, methods) in TABLES.items():
+    for title in [title for title in TABLES if title.startswith(arguments.only)]:
+        varied, cases, methods = TABLES[title]
         kept = [case for case in cases if case.points * case.tasks * case.way <= arguments.limit]
         print(f"\n{title}\n")
         rows = [{"table": title, **row} for name in methods for row in measured(name, varied, kept, arguments.repeats)]
@@ -115,6 +116,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--limit", type=int, default=1_000_000, help="largest C N T that is run")
     parser.add_argument("--quick", action="store_const", const=1_000, dest="limit")
+    parser.add_argument("--only", metavar="TITLE", default="", help="tables whose titles begin so, such as T or 50-way")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()

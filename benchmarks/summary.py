@@ -1,4 +1,4 @@
-"""Prints what the suite measured as ratios, and then the times behind them.
+"""Prints what the suite measured as ratios of the fastest rounds, and then the times behind them.
 
 python benchmarks/summary.py .benchmarks/latest.json
 """
@@ -14,15 +14,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", type=Path)
     benchmarks = json.loads(parser.parse_args().file.read_text())["benchmarks"]
-    names = {entry["name"]: entry for entry in benchmarks}
     print(markdown(HEADER, [row(entry) for entry in benchmarks]))
-    for name in dict.fromkeys(entry["params"]["peer"] for entry in benchmarks if "peer" in (entry["params"] or {})):
-        pair = [names.get(f"test_peer[{name}-{side}]") for side in ("theirs", "ours")]
-        if all(pair):
-            print(f"{name}: {pair[0]['extra_info']['ratio'] / pair[1]['extra_info']['ratio']:.2f} times our time")
+    ratios = {entry["name"]: entry["extra_info"]["ratio"] for entry in benchmarks}
+    peers = dict.fromkeys(entry["params"]["peer"] for entry in benchmarks if "peer" in (entry["params"] or {}))
+    pairs = {
+        f"{peer} takes {{:.2f}} times our time": (f"test_peer[{peer}-theirs]", f"test_peer[{peer}-ours]")
+        for peer in peers
+    }
+    for sentence, (upper, lower) in (PAIRS | pairs).items():
+        if upper in ratios and lower in ratios:
+            print(sentence.format(ratios[upper] / ratios[lower]))
+    if "test_torch_backbone" not in ratios:
+        print("PyTorch is not installed, so its Conv4 was not timed: pip install -e '.[peers]'")
 
 
 HEADER = ["", "of Conv4's forward and backward", "median, ms", "minimum, ms", "first call, s"]
+# Sentences about the ratio of two benchmarks.
+PAIRS = {
+    "A test episode of 50 inner steps takes {:.2f} times its forward pass": (
+        "test_test_episode[whole]",
+        "test_test_episode[forward]",
+    )
+}
 
 
 def row(entry: dict) -> list[str]:
