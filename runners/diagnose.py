@@ -15,17 +15,15 @@ import numpy as np
 import models
 from inference import diagnostics
 from inference.inner.base import Code, Info
-from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, processor
 from runners.build import Model, load_run
-from runners.console import format_table, one_line_errors
+from runners.console import format_table
 from runners.data import EVALUATION_SEED
 from runners.diagnosis import CHAINS, Found, LabelledTask, first_test_task, own_methods, under_likelihood
 from runners.diagnosis_plots import plot
 from runners.flags import OneLineParser, count_or_auto
+from runners.launch import launch
 from runners.overrides import ConfigError
 from runners.run_directory import RunError
-from tasks import DataError
 
 OTHERS = "all"
 
@@ -229,12 +227,7 @@ def parse(arguments: Sequence[str] | None = None) -> DiagnoseConfig:
 
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 2 after an error in one line."""
-    with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
-        config = parse(arguments)
-        compilation_cache.enable()
-        processor.tune()
-        main(config)
-    return 0
+    return launch(parse, main, arguments)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, episode_lists, evaluation_report, processor, tables
+from runners import episode_lists, evaluation_report, tables
 from runners.assessment import CALIBRATED, PAPERS, RAW, TEMPERED, Assessment, OutOfEpisode, assess
-from runners.console import format_seconds, one_line_errors
+from runners.console import format_seconds
 from runners.evaluation_config import EvaluationConfig, check, parse
-from runners.overrides import ConfigError
-from runners.run_directory import RunError, replace_text
-from tasks import DataError
+from runners.launch import launch
+from runners.run_directory import replace_text
 from tasks.corruptions import parse_corruption
 
 
@@ -84,12 +82,7 @@ def _detections(found: OutOfEpisode) -> dict[str, Any]:
 
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 2 after an error in one line."""
-    with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
-        config = parse(arguments)
-        compilation_cache.enable()
-        processor.tune()
-        main(config)
-    return 0
+    return launch(parse, main, arguments)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import jax
 import numpy as np
 
 from inference.estimator import FewShotClassifier, InferenceFailedError
-from inference.outer.checkpoint import CheckpointError
-from runners import compilation_cache, processor, run_directory
+from runners import run_directory
 from runners.build import Model, load_run
-from runners.console import format_percent, format_table, one_line_errors
+from runners.console import format_percent, format_table
 from runners.flags import OneLineParser
+from runners.launch import launch
 from runners.overrides import ConfigError
-from runners.run_directory import RunError
-from tasks import DataError, preparation
+from tasks import preparation
 from tasks.images import Images, load_labelled, load_unlabelled
 
 SHOWN = 20  # rows of the table; --csv has them all
@@ -102,12 +101,7 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
 
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 2 after an error in one line."""
-    with one_line_errors(ConfigError, DataError, RunError, CheckpointError, InferenceFailedError):
-        config = parse(arguments)
-        compilation_cache.enable()
-        processor.tune()
-        main(config)
-    return 0
+    return launch(parse, main, arguments, InferenceFailedError)
 
 
 if __name__ == "__main__":

@@ -18,18 +18,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from inference.outer.checkpoint import CheckpointError
-from runners import comparisons, compilation_cache, evaluate, meta_train, processor, robustness, run_directory
+from runners import comparisons, evaluate, meta_train, robustness, run_directory
 from runners.comparisons import Comparison, Method
 from runners.configuration import RunConfig
-from runners.console import format_markdown, format_percent, format_seconds, format_table, one_line_errors
+from runners.console import format_markdown, format_percent, format_seconds, format_table
 from runners.evaluation_config import EvaluationConfig
 from runners.flags import OneLineParser, count_or_auto
+from runners.launch import launch
 from runners.overrides import ConfigError
-from runners.run_directory import RunError
 from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop
 from runners.studies.reporting import StudyError
-from tasks import DataError
 
 COMPARISONS: dict[str, Comparison] = {**comparisons.COMPARISONS, **hyperparameters.COMPARISONS}
 STUDIES = {
@@ -105,20 +103,7 @@ def _row(
     comparison: Comparison, method: Method, shot: int, path: Path, config: ReproductionConfig
 ) -> dict[str, Any] | None:
     """Train, or go on with, one method, and test it; None if it was interrupted."""
-    own = {"trainer.test_episodes": TRAINING_TEST_EPISODES, **comparison.settings, **method.settings}
-    run = RunConfig(
-        dataset=comparison.dataset,
-        likelihood=method.likelihood,
-        inference=method.inference,
-        way=comparison.way,
-        shot=shot,
-        episodes=config.episodes or (comparison.quick_episodes if config.quick else comparison.episodes[shot]),
-        settings=own,
-        seed=config.seed,
-        run_dir=str(path),
-        data_root=config.data_root,
-        **method.changes,
-    )
+    run = _configuration(comparison, method, shot, path, config)
     if path.exists():
         run = _resumed(run, path)
     start = time.perf_counter()
@@ -148,6 +133,25 @@ def _row(
         "seconds": time.perf_counter() - start,
         "episodes": run.episodes,
     }
+
+
+def _configuration(
+    comparison: Comparison, method: Method, shot: int, path: Path, config: ReproductionConfig
+) -> RunConfig:
+    """What meta_train.py is asked for."""
+    return RunConfig(
+        dataset=comparison.dataset,
+        likelihood=method.likelihood,
+        inference=method.inference,
+        way=comparison.way,
+        shot=shot,
+        episodes=config.episodes or (comparison.quick_episodes if config.quick else comparison.episodes[shot]),
+        settings={"trainer.test_episodes": TRAINING_TEST_EPISODES, **comparison.settings, **method.settings},
+        seed=config.seed,
+        run_dir=str(path),
+        data_root=config.data_root,
+        **method.changes,
+    )
 
 
 def _resumed(run: RunConfig, path: Path) -> RunConfig:
@@ -244,12 +248,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 2 after an error in one line."""
-    with one_line_errors(ConfigError, DataError, RunError, StudyError, CheckpointError):
-        config = parse(arguments)
-        compilation_cache.enable()
-        processor.tune()
-        main(config)
-    return 0
+    return launch(parse, main, arguments, StudyError)
 
 
 if __name__ == "__main__":

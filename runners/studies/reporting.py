@@ -3,16 +3,14 @@
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from runners import compilation_cache, processor
-from runners.console import format_markdown, format_table, one_line_errors
+from runners.console import format_markdown, format_table
 from runners.flags import OneLineParser
-from runners.overrides import ConfigError
+from runners.launch import launch
 from runners.run_directory import replace_text
-from tasks import DataError
 
 Row = dict[str, Any]
 
@@ -63,18 +61,17 @@ def command_line(name: str, study: Study, description: str, arguments: Sequence[
     parser.add_argument("--quick", action="store_true", help="a small version: seconds to minutes")
     parser.add_argument("--out", metavar="DIR", help=f"default runs/{name}, or runs/{name}-quick")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
-    with one_line_errors(ConfigError, DataError, StudyError):
-        given: argparse.Namespace = parser.parse_args(arguments)
-        compilation_cache.enable()
-        processor.tune()
+
+    def main(given: argparse.Namespace) -> None:
         study(given.quick, given.out, given.seed)
-    return 0
+
+    return launch(parser.parse_args, main, arguments, StudyError)
 
 
 class StudyError(RuntimeError):
     """A study that cannot run here; the message says what is missing, in one line."""
 
 
-def run_as_script(name: str, study: Study, description: str | None) -> Callable[[], None]:
+def run_as_script(name: str, study: Study, description: str | None) -> NoReturn:
     """Ends the program with the exit code of `command_line`."""
     sys.exit(command_line(name, study, (description or name).splitlines()[0]))

@@ -1,0 +1,29 @@
+"""How every command line but that of meta_train.py is run: errors in one line, a process tuned for the work."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from inference.outer.checkpoint import CheckpointError
+from runners import compilation_cache, processor
+from runners.console import one_line_errors
+from runners.overrides import ConfigError
+from runners.run_directory import RunError
+from tasks import DataError
+
+Config = TypeVar("Config")
+EXPECTED = (ConfigError, DataError, RunError, CheckpointError)
+
+
+def launch(
+    parse: Callable[[Sequence[str] | None], Config],
+    main: Callable[[Config], object],
+    arguments: Sequence[str] | None,
+    *others: type[Exception],
+) -> int:
+    """Parse and run. Exit code: 0, or 2 after an error, of those EXPECTED or others, in one line."""
+    with one_line_errors(*EXPECTED, *others):
+        config = parse(arguments)
+        compilation_cache.enable()
+        processor.tune()
+        main(config)
+    return 0
