@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from runners import run_directory
 from runners.configuration import AUTO, NOT_STORED, REGISTRIES, RunConfig, is_open, resolve
 from runners.overrides import ConfigError, parse_override
+from tasks import NAMES
 
 
 def parse(arguments: Sequence[str] | None = None) -> RunConfig:
@@ -27,7 +28,9 @@ def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     assert path is not None
     location = {name: getattr(config, name) for name in NOT_STORED} | {"run_dir": path}
     stored = RunConfig.from_json(run_directory.load(Path(path)).config, **location)
-    wanted = {name: value for name, value in given.items() if name not in NOT_STORED and not is_open(value)}
+    # A flag given as auto asks for nothing; a seed of 0 is a seed.
+    asked = {name: value for name, value in given.items() if name == "seed" or not is_open(value)}
+    wanted = {name: value for name, value in asked.items() if name not in NOT_STORED}
     wanted |= wanted.pop("settings", {})
     for name, value in wanted.items():
         kept = stored.settings.get(name) if "." in name else getattr(stored, name)
@@ -64,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,  # so that flags given can be told from defaults when resuming
         allow_abbrev=False,
     )
-    parser.add_argument("--dataset", metavar="NAME", help="glyphs (default, built in), omniglot, omniglot-emnist")
+    parser.add_argument("--dataset", metavar="NAME", help=f"{', '.join(NAMES)} (default glyphs, built in)")
     for kind, registry in REGISTRIES.items():
         default = RunConfig.__dataclass_fields__[kind].default
         parser.add_argument(f"--{kind}", metavar="NAME", help=f"{', '.join(registry)} (default {default})")

@@ -43,6 +43,7 @@ CROPS: dict[str, Crop] = {
 }
 # Files of the user, named after a colon.
 OWN: dict[str, Callable[[str, int | None], Splits]] = {"folder": folders.load, "embeddings": embeddings.load}
+NAMES = (*DATASETS, *PHOTOGRAPHS, *(f"{own}:PATH" for own in OWN))  # what a user may write
 
 
 def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
@@ -63,8 +64,7 @@ def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
         return PHOTOGRAPHS[base](data_root, size)
     if base in OWN and path:
         return OWN[base](path, size)
-    known = ", ".join([*DATASETS, *PHOTOGRAPHS, *(f"{own}:PATH" for own in OWN)])
-    raise DataError(f"expected the name of a data set, got {name!r}; try one of {known}")
+    raise DataError(f"expected the name of a data set, got {name!r}; try one of {', '.join(NAMES)}")
 
 
 def preparation(name: str) -> Prepare:
@@ -80,6 +80,7 @@ __all__ = [
     "AUGMENTATIONS",
     "CROPS",
     "DATASETS",
+    "NAMES",
     "OWN",
     "PHOTOGRAPHS",
     "Augmentation",

@@ -179,6 +179,13 @@ def test_an_existing_run_is_neither_overwritten_nor_mixed_with_other_flags(tiny_
     assert contents(tiny_run.path) == before
 
 
+def test_a_seed_of_zero_is_a_seed_when_a_run_is_resumed(tiny_run, tmp_path, capfd):
+    stored = {**json.loads((tiny_run.path / "config.json").read_text()), "seed": 3}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    message = error_line(capfd, "--resume", "--run-dir", tmp_path, "--query", "auto", "--seed", 0)
+    assert "was trained with seed 3, got 0" in message
+
+
 def test_there_must_be_a_run_to_resume(tmp_path, capfd):
     message = error_line(capfd, "--resume", "--run-dir", tmp_path / "none")
     assert message.startswith(f"no run in {tmp_path / 'none'}: expected ")
