@@ -4,7 +4,7 @@ matplotlib is imported inside the functions: it costs a second, and training doe
 """
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,19 +107,19 @@ def accuracy_by_severity(rows: Mapping[int, tuple[float, float]], name: str, cha
 
 def learning_curve(records: Sequence[Mapping[str, Any]]) -> Any:
     """Training objective, validation accuracy and NLL, and the output scale against episodes, from metrics.jsonl."""
-    panels: dict[str, tuple[str, Callable[[float], float]]] = {
-        "objective": ("objective, nats a point", float),
-        "validation_accuracy": ("validation accuracy", float),
-        "validation_nll": ("validation NLL, temperature 1", float),
-        "scale": ("output scale", float),
+    panels = {
+        "objective": "objective, nats a point",
+        "validation_accuracy": "validation accuracy",
+        "validation_nll": "validation NLL, temperature 1",
+        "scale": "output scale",
     }
-    shown = {name: panel for name, panel in panels.items() if any(name in record for record in records)}
+    shown = {name: text for name, text in panels.items() if any(name in record for record in records)}
     figure = _figure(6.4, 1.5 * len(shown) + 0.6)
     axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
-    for axis, (name, (text, number)) in zip(axes, shown.items(), strict=True):
+    for axis, (name, text) in zip(axes, shown.items(), strict=True):
         held = [record for record in records if record.get(name) is not None]
         marker = "o" if name.startswith("validation") else None
-        values = [number(record[name]) for record in held]
+        values = [record[name] for record in held]
         axis.plot([record["episodes"] for record in held], values, marker=marker, markersize=3, linewidth=1.2)
         axis.set_ylabel(text.replace(", ", "\n"), fontsize=8)
         axis.tick_params(labelsize=8)

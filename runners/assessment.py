@@ -68,7 +68,7 @@ def assess(config: EvaluationConfig) -> Assessment:
     """Load the run and the data, and score. Raises ConfigError, DataError or RunError."""
     model = load_run(config.run_dir)
     splits = load_splits(config.dataset or model.config.dataset, config.data_root)
-    _check_image_shape(model, config, splits.test)
+    _check_image_shape(model, config, splits)
     episodes = _episodes(model, config, splits.test)
     model = _with_temperature(model, episodes.shape, config.data_root)
     test = _corrupted(config, splits.test)
@@ -188,10 +188,10 @@ def _out_of_episode(
     return OutOfEpisode(inside, outside, found, scoring.failures(codes))
 
 
-def _check_image_shape(model: Model, config: EvaluationConfig, dataset: Dataset) -> None:
+def _check_image_shape(model: Model, config: EvaluationConfig, splits: Splits) -> None:
     expected = model.deep_kernel.backbone.image_shape
-    if dataset.image_shape != expected:
+    if splits.image_shape != expected:
         raise DataError(
-            f"expected images of shape {expected}, as {config.run_dir} was trained on, got {dataset.image_shape} "
-            f"from {config.dataset}; choose a data set of that shape or train a run on this one"
+            f"expected images of shape {expected}, as {config.run_dir} was trained on, got {splits.image_shape} "
+            f"from {splits.name}; choose a data set of that shape or train a run on this one"
         )
