@@ -1,6 +1,7 @@
 """Posteriors of one labelled task: fitted, sampled, and under other likelihoods."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from numpyro.infer import MCMC
 import tasks
 from inference import diagnostics
 from inference.inner import exact
-from inference.inner.base import MAX_STEPS, SAMPLER_STEPS, Info, fit
+from inference.inner.base import MAX_STEPS, Info, fit, fit_pooled
 from inference.mcmc import GibbsKernel, nuts
 from models.deep_kernel import gaussian_prior, gaussian_query
 from models.gaussian import GaussianPrior, Query
@@ -98,8 +99,8 @@ def own_methods(model: Model, task: LabelledTask, own: str, seed: int, draws: in
     """The run's own inference (first, under the name `own`) and samplers; Info of each step of the first."""
     fit_key, own_key, k_key, gibbs_key, nuts_key, data_key = jax.random.split(jax.random.key(seed), 6)
     algorithm, likelihood = model.inference, model.likelihood
-    steps = SAMPLER_STEPS if algorithm.traits.sampled else MAX_STEPS
-    state, path = jax.jit(lambda key: fit(key, algorithm, task.prior, task.y, steps=steps))(fit_key)
+    fitted = fit_pooled if algorithm.traits.sampled else partial(fit, steps=MAX_STEPS)
+    state, path = jax.jit(lambda key: fitted(key, algorithm, task.prior, task.y))(fit_key)
     k_hat = None
     if not algorithm.traits.sampled:
         k_hat = diagnostics.pareto_k(k_key, algorithm, state, task.prior, likelihood, task.y, draws)

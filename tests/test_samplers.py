@@ -15,9 +15,11 @@ from problems import problem
 from scipy.stats import ks_2samp, kstest, norm
 
 from inference.diagnostics import summary_table, to_arviz
-from inference.inner import gibbs
+from inference.inner import fit, gibbs
+from inference.inner.base import SAMPLER_STEPS, fit_pooled, settle
 from inference.inner.gibbs import GibbsState
 from inference.mcmc import GibbsKernel, nuts
+from inference.predictive import predict
 from models.gaussian import GaussianPrior, with_root
 from models.likelihoods import LogisticSoftmax, OneVsEach
 
@@ -308,3 +310,37 @@ def test_simulation_based_calibration(name):
     assert correlation.max() < 0.15  # thinned to the effective sample size
     assert right.min() > FAMILY / 8
     assert wrong.min() < 1e-6
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(4, 64), (20, 80), (100, 100)])
+def test_a_settled_sampler_holds_draws_of_several_sweeps_and_ends_with_the_last(chains, draws):
+    task, kernel = problem(0, points=4), gibbs(OneVsEach(), chains=chains)
+    key = jax.random.key(3)
+    state, infos = jax.jit(lambda: fit_pooled(key, kernel, task.prior, task.y))()
+    last, path = jax.jit(lambda: fit(key, kernel, task.prior, task.y, steps=SAMPLER_STEPS))()
+    assert state.f.shape == (draws, 3, 4) and len(infos.elbo) == SAMPLER_STEPS
+    np.testing.assert_allclose(infos.elbo, path.elbo, rtol=1e-4)
+    np.testing.assert_allclose(state.f[-chains:], last.f, rtol=1e-4, atol=1e-4)
+    assert len(np.unique(state.f[:, 0, 0])) == draws
+    np.testing.assert_array_equal(state.y, task.y)
+
+
+@pytest.mark.slow
+@names
+def test_predictions_of_pooled_draws_vary_less_and_are_those_of_many_chains(name):
+    task, likelihood = problem(1, points=6, scale=10.0), LIKELIHOODS[name]
+
+    def probabilities(settled, chains):
+        def one(key):
+            kernel = gibbs(likelihood, chains=chains)
+            fit_key, predict_key = jax.random.split(key)
+            state = settled(fit_key, kernel, task.prior, task.y)[0]
+            return predict(predict_key, likelihood, kernel.posterior(state, task.prior), task.query)
+
+        return np.asarray(jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(0), 40)))
+
+    last, pooled = probabilities(functools.partial(fit, steps=SAMPLER_STEPS), 4), probabilities(settle, 4)
+    exact = probabilities(functools.partial(fit, steps=SAMPLER_STEPS), 100).mean(axis=0)
+    assert pooled.var(axis=0).mean() < 0.35 * last.var(axis=0).mean()
+    error = pooled.std(axis=0) / np.sqrt(len(pooled))
+    assert (np.abs(pooled.mean(axis=0) - exact) < 5 * error + 0.005).all()

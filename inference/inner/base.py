@@ -16,7 +16,9 @@ from models.block_gaussian import JointMarginals
 from models.gaussian import AnySites, GaussianPrior, Marginals, Query, Sites, condition, prior_marginals, with_root
 from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
 
-TOLERANCE, MAX_STEPS, SAMPLER_STEPS = 1e-3, 100, 50  # of an inference whose posterior is used, not trained through
+# Of an inference whose posterior is used, not trained through. Half of a sampler's sweeps are warm-up; of the others as
+# many are kept as make SAMPLER_DRAWS draws together with its chains.
+TOLERANCE, MAX_STEPS, SAMPLER_STEPS, SAMPLER_DRAWS = 1e-3, 100, 50, 64
 
 
 class Mask(NamedTuple):
@@ -102,7 +104,8 @@ class InferenceKernel(NamedTuple):
     posterior(state, prior) -> q(f) of the state's sites under that prior;
     elbo(state, posterior, y, mask) -> the bound (E1), its expectation taken over the state's own nodes;
     log_evidence(state, prior) -> log Z of the state's sites under that prior (E2), None without sites;
-    fixed_point: None for algorithms that have none.
+    fixed_point: None for algorithms that have none;
+    pool(states) -> for a sampler, one state whose chains are those of several sweeps, stacked along a leading axis.
     """
 
     init: Callable[[Key[Array, ""], GaussianPrior, Int[Array, " N"], Mask | None], Any]
@@ -113,6 +116,7 @@ class InferenceKernel(NamedTuple):
     log_evidence: Callable[[Any, GaussianPrior], Float[Array, ""]] | None
     traits: Traits
     fixed_point: FixedPoint | None = None
+    pool: Callable[[Any], Any] | None = None
 
 
 def run(
@@ -189,12 +193,48 @@ def settle(
     y: Int[Array, " N"],
     mask: Mask | None = None,
 ) -> tuple[Any, Int[Array, ""]]:
-    """State and code of an inference for use: run to TOLERANCE, or a sampler's chains for SAMPLER_STEPS sweeps."""
+    """State and code of an inference for use: run to TOLERANCE, or a sampler's draws of SAMPLER_STEPS sweeps."""
     if kernel.traits.sampled:
-        state, each = fit(key, kernel, prior, y, mask, steps=SAMPLER_STEPS)
+        state, each = fit_pooled(key, kernel, prior, y, mask)
         return state, jnp.max(each.code)
     state, info, _ = fit_to_tolerance(key, kernel, prior, y, mask)
     return state, info.code
+
+
+def fit_pooled(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    mask: Mask | None = None,
+) -> tuple[Any, Info]:
+    """A sampler's state after SAMPLER_STEPS sweeps with draws of its second half, and the Info of every sweep.
+
+    A posterior of few chains is a mixture of few draws. Sweeps are kept at even distances until there are SAMPLER_DRAWS
+    draws in all; every sweep of the second half where these are fewer. A kernel that cannot pool keeps its last state.
+    """
+    if kernel.pool is None:
+        return fit(key, kernel, prior, y, mask, steps=SAMPLER_STEPS)
+    prior = prepared(kernel, prior)
+    start, loop = jax.random.split(key)
+
+    def sweep(state: Any, step_key: Array) -> tuple[Any, Info]:
+        return kernel.step(step_key, state, prior, y, mask)
+
+    def block(state: Any, keys: Array) -> tuple[Any, tuple[Any, Info]]:
+        state, infos = jax.lax.scan(sweep, state, keys)
+        return state, (state, infos)
+
+    first = kernel.init(start, prior, y, mask)
+    chains = jax.tree.leaves(jax.eval_shape(kernel.sites, first))[0].shape[0]
+    half = SAMPLER_STEPS // 2
+    kept = min(half, -(-SAMPLER_DRAWS // chains))
+    apart = half // kept
+    keys = jax.random.split(loop, SAMPLER_STEPS)
+    warm, before = jax.lax.scan(sweep, first, keys[: SAMPLER_STEPS - kept * apart])
+    _, (states, after) = jax.lax.scan(block, warm, keys[SAMPLER_STEPS - kept * apart :].reshape(kept, apart))
+    infos = jax.tree.map(lambda a, b: jnp.concatenate([a, b.reshape(-1)]), before, after)
+    return kernel.pool(states), infos
 
 
 def prepared(kernel: InferenceKernel, prior: GaussianPrior) -> GaussianPrior:

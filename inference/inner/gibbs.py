@@ -112,6 +112,11 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
     def posterior(state: GibbsState, prior: GaussianPrior) -> Mixture:
         return Mixture(jax.vmap(lambda chain: condition(prior, chain))(sites(state)))
 
+    def pool(states: GibbsState) -> GibbsState:
+        f, aux = jax.tree.map(lambda draws: draws.reshape(-1, *draws.shape[2:]), (states.f, states.aux))
+        y, mask = jax.tree.map(lambda same: same[0], (states.y, states.mask))
+        return GibbsState(f, aux, y, mask)
+
     def elbo(state: GibbsState, posterior: Mixture, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
         """Mean over the chains of the augmented bound of N(f | sites): a lower bound, if not one that is maximised."""
         del state
@@ -127,4 +132,5 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
         """Mean over the chains: by Fisher's identity its gradient estimates that of log p(y) (OVE 39)."""
         return jnp.mean(jax.vmap(lambda chain: log_normaliser(prior, chain))(sites(state)))
 
-    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, Traits("gibbs", sampled=True))
+    traits = Traits("gibbs", sampled=True)
+    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, traits, pool=pool)
