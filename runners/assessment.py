@@ -81,7 +81,9 @@ def assess(config: EvaluationConfig) -> Assessment:
         episodes,
         _rows(model, features, episodes, config),
         _severities(model, splits.test, episodes, config),
-        _out_of_episode(model, features, test, episodes, config) if config.out_of_episode else None,
+        detect_others(model, features, test, episodes.shape, len(episodes.keys), config.seed)
+        if config.out_of_episode
+        else None,
     )
 
 
@@ -177,12 +179,10 @@ def _severities(
     return found
 
 
-def _out_of_episode(
-    model: Model, features: Array, test: Dataset, episodes: Episodes, config: EvaluationConfig
-) -> OutOfEpisode:
-    """As many other classes as the task has, with as many queries each (METHODS 6)."""
-    way = episodes.shape.way
-    drawn = draw_episodes(config.seed, "test", test, episodes.shape, len(episodes.keys), other_classes=way)
+def detect_others(model: Model, features: Array, test: Dataset, shape: Shape, count: int, seed: int) -> OutOfEpisode:
+    """`count` test episodes with as many queries of each of as many other classes (METHODS 6), or of all there are."""
+    others = max(1, min(shape.way, test.classes - shape.way))
+    drawn = draw_episodes(seed, "test", test, shape, count, other_classes=others)
     inside, outside, codes = scoring.score_open(model, features, drawn)
     found = detect(np.random.default_rng(0), inside, outside)
     return OutOfEpisode(inside, outside, found, scoring.failures(codes))

@@ -5,16 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array
 
 from evaluation import calibration_error, metrics
-from evaluation.out_of_episode import detect
 from runners import scoring
-from runners.assessment import corruption_key
-from runners.build import Model, load_run
+from runners.assessment import corruption_key, detect_others
+from runners.build import load_run
 from runners.console import format_markdown
-from runners.data import EVALUATION_SEED, Episodes, draw_episodes, load_splits, test_shape
-from tasks import Dataset
+from runners.data import EVALUATION_SEED, draw_episodes, load_splits, test_shape
 from tasks.corruptions import CORRUPTIONS, corrupt_dataset
 
 SEVERITY = 5  # of 1 to 5
@@ -38,35 +35,25 @@ def measure(
     """
     models = [load_run(run) for run in runs]
     test = load_splits(models[0].config.dataset, data_root).test
+    shapes = [test_shape(model.config, test) for model in models]
     rows: list[dict[str, Any]] = [{"method": run.name, "clean": {}, "corrupted": {}, "failures": 0} for run in runs]
     for name in (None, *corruptions):
         print(f"tested on {f'images with {name} of severity {SEVERITY}' if name else 'clean images'}", flush=True)
         images = corrupt_dataset(corruption_key(EVALUATION_SEED), test, name, SEVERITY) if name else test
-        for model, row in zip(models, rows, strict=True):
+        for model, shape, row in zip(models, shapes, rows, strict=True):
             features = scoring.embed(model.deep_kernel, images)
-            scores = scoring.score(model, features, _episodes(model, test, episodes)).tempered(model.temperature)
+            drawn = draw_episodes(EVALUATION_SEED, "test", test, shape, episodes)
+            scores = scoring.score(model, features, drawn).tempered(model.temperature)
             found = {key: score(scores.probabilities, scores.labels) for key, score in SCORES.items()}
             row["failures"] += sum(scores.failures().values())
             if name:
                 row["corrupted"][name] = found
             else:
                 row["clean"] = found
-                row["out_of_episode"], failed = _detected(model, features, test, outside_episodes)
-                row["failures"] += failed
+                others = detect_others(model, features, test, shape, outside_episodes, EVALUATION_SEED)
+                row["out_of_episode"] = {score: one.auroc for score, one in others.detection.items()}
+                row["failures"] += sum(others.failures.values())
     return rows
-
-
-def _episodes(model: Model, test: Dataset, count: int, other_classes: int = 0) -> Episodes:
-    return draw_episodes(EVALUATION_SEED, "test", test, test_shape(model.config, test), count, other_classes)
-
-
-def _detected(model: Model, features: Array, test: Dataset, count: int) -> tuple[dict[str, float], int]:
-    """Mean AUROC of every out-of-episode score, and how many episodes failed."""
-    way = model.config.way
-    episodes = _episodes(model, test, count, max(1, min(way, test.classes - way)))
-    inside, outside, codes = scoring.score_open(model, features, episodes)
-    found = detect(np.random.default_rng(0), inside, outside)
-    return {name: one.auroc for name, one in found.items()}, sum(scoring.failures(codes).values())
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -115,10 +115,12 @@ def picture_of(image: np.ndarray) -> "Image":
 
 
 def _read_picture(file: Path) -> "Image":
-    from PIL import Image
+    """A picture the way up that a camera says it was taken."""
+    from PIL import Image, ImageOps
 
     try:
-        with Image.open(file) as picture:
+        with Image.open(file) as opened:
+            picture = ImageOps.exif_transpose(opened)
             mode = "L" if picture.mode in ("1", "I", "F", "I;16") else "RGBA"
             return _on_paper(picture.convert(picture.mode if picture.mode in ("L", "RGB", "RGBA") else mode))
     except DAMAGE as error:

@@ -244,7 +244,7 @@ def test_an_episode_file_belongs_to_its_images(everything, flags, tmp_path, capf
         (["--episodes-file", "/"], "expected --episodes-file to be a file in a folder that exists, got /;"),
         (["--corruption", "snow:3"], "expected the name of a corruption, got 'snow'"),
         (["--corruption", "gaussian-noise:6"], "expected a severity from 1 to 5, got 6"),
-        (["--out-of-episode"], "expected at least 6 classes for 3-way tasks and 3 other classes, got 4"),
+        (["--out-of-episode", "--way", "4"], "expected at least 5 classes for 4-way tasks and 1 other classes, got 4"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(more, message, flags, capfd):

@@ -148,6 +148,19 @@ def test_images_are_fitted_to_the_model():
     assert fitted(transparent, SHAPE)[:, 0].max() < 10 and fitted(transparent, SHAPE).max() > 200
 
 
+def test_photographs_are_the_right_way_up(tmp_path):
+    """A camera that is held on its side stores the picture as it lay, and says how to turn it."""
+    pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
+    turned = Image.Exif()
+    turned[0x0112] = 6  # turn a quarter clockwise to view
+    Image.fromarray(np.rot90(pixels)).save(tmp_path / "turned.png", exif=turned)
+    Image.fromarray(pixels).save(tmp_path / "upright.png")
+    turned, upright = (
+        load_unlabelled(tmp_path / name, (16, 16, 3), whole).pixels for name in ("turned.png", "upright.png")
+    )
+    np.testing.assert_array_equal(turned, upright)
+
+
 @pytest.fixture
 def folders(tmp_path, task):
     for number, (image, y) in enumerate(zip(task.x_support, task.y_support, strict=True)):

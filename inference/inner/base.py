@@ -213,7 +213,7 @@ def fit_pooled(
     A posterior of few chains is a mixture of few draws. Sweeps are kept at even distances until there are SAMPLER_DRAWS
     draws in all; every sweep of the second half where these are fewer. A kernel that cannot pool keeps its last state.
     """
-    if kernel.pool is None:
+    if kernel.pool is None or kernel.sites is None:
         return fit(key, kernel, prior, y, mask, steps=SAMPLER_STEPS)
     prior = prepared(kernel, prior)
     start, loop = jax.random.split(key)
