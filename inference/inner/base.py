@@ -218,22 +218,16 @@ def fit_pooled(
     prior = prepared(kernel, prior)
     start, loop = jax.random.split(key)
 
-    def sweep(state: Any, step_key: Array) -> tuple[Any, Info]:
-        return kernel.step(step_key, state, prior, y, mask)
-
-    def block(state: Any, keys: Array) -> tuple[Any, tuple[Any, Info]]:
-        state, infos = jax.lax.scan(sweep, state, keys)
-        return state, (state, infos)
+    def sweep(state: Any, step_key: Array) -> tuple[Any, tuple[Any, Info]]:
+        state, info = kernel.step(step_key, state, prior, y, mask)
+        return state, (state, info)
 
     first = kernel.init(start, prior, y, mask)
+    _, (states, infos) = jax.lax.scan(sweep, first, jax.random.split(loop, SAMPLER_STEPS))
     chains = jax.tree.leaves(jax.eval_shape(kernel.sites, first))[0].shape[0]
-    half = SAMPLER_STEPS // 2
-    kept = min(half, -(-SAMPLER_DRAWS // chains))
-    apart = half // kept
-    keys = jax.random.split(loop, SAMPLER_STEPS)
-    warm, before = jax.lax.scan(sweep, first, keys[: SAMPLER_STEPS - kept * apart])
-    _, (states, after) = jax.lax.scan(block, warm, keys[SAMPLER_STEPS - kept * apart :].reshape(kept, apart))
-    infos = jax.tree.map(lambda a, b: jnp.concatenate([a, b.reshape(-1)]), before, after)
+    kept = min(SAMPLER_STEPS // 2, -(-SAMPLER_DRAWS // chains))
+    numbers = SAMPLER_STEPS - 1 - SAMPLER_STEPS // 2 // kept * jnp.arange(kept)[::-1]
+    states = jax.tree.map(lambda leaf: leaf[numbers], states)
     return kernel.pool(states), infos
 
 
