@@ -90,8 +90,12 @@ def program(name: str, case: Case) -> tuple[Any, tuple]:
     gradient = gradient_of(method(name, case.chains), case.way, case.shot, 0)
     x = episode(case.way, case.shot, 0)[0]
     values = (hyperparameters(), jnp.broadcast_to(x, (case.tasks, *x.shape)))
-    inputs = values, jax.random.split(jax.random.key(0), case.tasks)
-    return jax.jit(jax.vmap(gradient, ((None, 0), 0))).lower(*inputs).compile(), inputs
+    inputs: tuple = (values, jax.random.split(jax.random.key(0), case.tasks))
+    if case.tasks == 1:  # not batched, as in a training step: a batch of one costs up to three times as much
+        inputs = (values[0], x), inputs[1][0]
+    else:
+        gradient = jax.vmap(gradient, ((None, 0), 0))
+    return jax.jit(gradient).lower(*inputs).compile(), inputs
 
 
 def method(name: str, chains: int) -> Method:
