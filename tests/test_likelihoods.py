@@ -75,6 +75,13 @@ def log_densities(likelihood, f, classes=None):
 
 
 @double
+def test_densities_of_all_labels_are_those_of_each(likelihood):
+    f = latents()
+    found = jax.jit(partial(models.likelihoods.base.log_densities, likelihood))(f)
+    np.testing.assert_allclose(found, log_densities(likelihood, f), rtol=1e-12, atol=1e-12)
+
+
+@double
 def test_softmax_density_is_the_textbook_formula():
     f = latents()
     np.testing.assert_allclose(log_prob(Softmax(), Y, f), np.log(softmax(f, axis=0))[Y, np.arange(POINTS)], rtol=1e-12)

@@ -64,6 +64,10 @@ class OneVsEach(IntegerLabels, NoParameters):
         """log p(y_n | f_n), not normalised over y."""
         return _sum_of_others(y, jax.nn.log_sigmoid(own(y, f) - f), classes)
 
+    def log_densities(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
+        """log p(y_n = k | f_n) of every label k, not normalised over k."""
+        return _all_log_probs(f, None)
+
     def expected_log_prob(
         self,
         y: Int[Array, " N"],
