@@ -189,7 +189,8 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
         predict.PredictionConfig(str(tiny_run.path), str(folders / "support.npz"), str(folders / "query.npz"))
     )
     values = [[float(row[name]) for name in from_files["classes"]] for row in rows]
-    np.testing.assert_allclose(from_files["probabilities"], values, atol=1e-5)
+    # Numbers and bytes of a pixel differ in their last digit, which a network trained at so large a rate magnifies.
+    np.testing.assert_allclose(from_files["probabilities"], values, atol=1e-4)
     assert asked == ["omniglot"] * 2  # the run's own data set
 
 
