@@ -149,7 +149,7 @@ class Training:
         count, start = self._next_count(), time.perf_counter()
         compiled, sampler = self._program(count), self.trainer.step.sampler
         compilation = time.perf_counter() - start
-        copy, _ = compiled(jax.tree.map(jnp.copy, self.state), 0, sampler)
+        copy, _ = jax.block_until_ready(compiled(jax.tree.map(jnp.copy, self.state), 0, sampler))
         start = time.perf_counter()
         for _ in range(_TIMED_DISPATCHES):
             copy, _ = compiled(copy, 0, sampler)

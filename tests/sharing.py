@@ -1,6 +1,7 @@
 """Run by test_devices.py with 8 simulated devices: the same training on one of them and on several; prints JSON."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 from inference.inner import exact
 from inference.outer import checkpoint
-from inference.outer.devices import task_mesh
+from inference.outer.devices import TASKS, task_mesh
 from inference.outer.hypergradients import sites
 from inference.outer.loss import Recipe
 from inference.outer.objectives import elbo
@@ -56,13 +58,21 @@ def learned(made, state):
     return np.concatenate([np.ravel(leaf) for leaf in leaves]).tolist()
 
 
+def exchanges(made):
+    """How often the devices exchange numbers in one compiled step."""
+    program = made.step.lower(made.init(), 0).compile().as_text()
+    return len(re.findall(r" (?:all-|reduce-scatter|collective)[a-z-]*\(", program))
+
+
 def main(folder):
     compilation_cache.enable()
     made = {1: trainer(None), 8: trainer(task_mesh(TASKS_PER_STEP))}
-    result = {"devices": len(jax.devices()), "rows": {}, "learned": {}}
+    result = {"devices": len(jax.devices()), "rows": {}, "learned": {}, "exchanges": exchanges(made[8])}
     for count, one in made.items():
         state, result["rows"][count] = train(one, one.init(), 0, STEPS)
         result["learned"][count] = learned(one, state)
+    four = trainer(Mesh(np.array(jax.devices()[:4]), (TASKS,)))  # two tasks each
+    result["rows"][4] = train(four, four.init(), 0, 10)[1]
     for before, after in ((8, 1), (1, 8)):
         state, rows = train(made[before], made[before].init(), 0, 5)
         checkpoint.save(folder / f"{before}", 5, state)

@@ -40,8 +40,8 @@ def shared(tmp_path_factory):
 def assert_same_course(rows, expected, steps):
     """Every field of every step's log; counts are equal, the rest to rounding."""
     rows, expected = (StepLog(*np.array(table)[:steps].T) for table in (rows, expected))
-    np.testing.assert_allclose(rows.loss, expected.loss, atol=1e-5)
-    np.testing.assert_allclose(rows.objective, expected.objective, atol=1e-5)
+    np.testing.assert_allclose(rows.loss, expected.loss, rtol=1e-5)
+    np.testing.assert_allclose(rows.objective, expected.objective, rtol=1e-5)
     np.testing.assert_allclose(rows.log_prior, expected.log_prior, atol=1e-6)
     np.testing.assert_allclose(rows.residual, expected.residual, rtol=1e-2, atol=1e-4)
     np.testing.assert_array_equal(rows.failures, expected.failures)
@@ -55,6 +55,15 @@ def test_eight_devices_give_the_numbers_of_one(shared):
     assert len(rows["8"]) == 50 and rows["1"][0][0] - rows["1"][-1][0] > 0.1  # it learns
     assert_same_course(rows["8"], rows["1"], 50)
     np.testing.assert_allclose(shared["learned"]["8"], shared["learned"]["1"], rtol=1e-3, atol=1e-4)
+
+
+def test_several_tasks_on_each_of_several_devices(shared):
+    assert_same_course(shared["rows"]["4"], shared["rows"]["1"], 10)
+
+
+def test_devices_exchange_numbers_once_a_step(shared):
+    """Every exchange between processes costs milliseconds."""
+    assert shared["exchanges"] == 1
 
 
 @pytest.mark.parametrize("course", ["8 then 1", "1 then 8"])

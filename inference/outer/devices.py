@@ -1,7 +1,7 @@
 """The tasks of a step shared between devices: a mesh with one axis of tasks, and the state whole on every device.
 
 Each of k devices takes T / k of the T tasks through sampling, network and inference; gradients, running statistics and
-the step's diagnostics are then averaged over the axis. The loss is a mean over tasks, so these are the numbers of one
+the step's diagnostics are then combined over the axis. The loss is a mean over tasks, so these are the numbers of one
 device but for the order of sums. The state does not know k: a checkpoint resumes on any number of devices.
 """
 
@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpyro.optim import _NumPyroOptim, optax_to_numpyro
 
 TASKS = "tasks"  # the mesh axis
 
@@ -38,33 +40,44 @@ def task_mesh(tasks_per_step: int) -> Mesh | None:
 def over_tasks(mesh: Mesh | None, function: Callable) -> Callable:
     """function(state, data keys [T], loop keys [T], sampler) -> state, each device with its part of the keys.
 
-    What comes back must be the same on every device: combine it with `average` and the like.
+    What comes back must be the same on every device: combine it with `total`.
     """
     if mesh is None:
         return function
     whole, part = PartitionSpec(), PartitionSpec(TASKS)
-    # Without `check_vma` a gradient is that of the device's own tasks, which `averaging` then combines, and loops
+    # Without `check_vma` a gradient is that of the device's own tasks, which SharedOptimiser then combines, and loops
     # whose carry starts from constants need no annotation.
     return jax.shard_map(function, mesh=mesh, in_specs=(whole, part, part, whole), out_specs=whole, check_vma=False)
 
 
-def averaging(mesh: Mesh | None, optimiser: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimiser on gradients averaged over the devices; its state is the same as without."""
-    if mesh is None:
-        return optimiser
-    inner = optax.with_extra_args_support(optimiser)
+class SharedOptimiser(_NumPyroOptim):
+    """An optax optimiser for SVI that combines what the devices of a mesh found before it takes its step.
 
-    def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        gradients, extra = jax.lax.pmean((gradients, extra), TASKS)
-        return inner.update(gradients, state, params, **extra)
+    combine(loss, mutable state, gradients), each of a device's own tasks, returns those of all, the same on every
+    device. The state is the optimiser's own.
+    """
 
-    return optax.GradientTransformationExtraArgs(inner.init, update)
+    def __init__(self, optimiser: optax.GradientTransformation, combine: Callable[[Any, Any, Any], Any]) -> None:
+        self.__dict__.update(optax_to_numpyro(optimiser).__dict__)
+        self.combine = combine
+
+    def eval_and_update(
+        self, fn: Callable, state: Any, forward_mode_differentiation: bool = False
+    ) -> tuple[tuple[Any, Any], Any]:
+        """As numpyro.optim's, reverse mode only."""
+        (loss, mutable_state), gradients = jax.value_and_grad(fn, has_aux=True)(self.get_params(state))
+        loss, mutable_state, gradients = self.combine(loss, mutable_state, gradients)
+        return (loss, mutable_state), self.update(gradients, state, value=loss)
 
 
-def after(event: jax.Array, tree: Any) -> Any:
-    """The tree, its floats not available before `event` is: XLA's CPU compiler drops optimisation barriers."""
-    bounded = jnp.where(jnp.abs(event) <= 1, event, 0)  # 0 for NaN too
-    return jax.tree.map(lambda leaf: leaf + (0 * bounded).astype(leaf.dtype), tree)
+def total(tree: Any) -> Any:
+    """The sum of every leaf over the devices, as one array in one exchange.
+
+    Between processes an exchange takes milliseconds, however little is sent; and two that do not depend on each other
+    may start in another order on another device, where both then wait for good.
+    """
+    vector, restore = ravel_pytree(tree)
+    return restore(jax.lax.psum(vector, TASKS))
 
 
 def replicate(mesh: Mesh | None, tree: Any) -> Any:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, Key
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from inference.outer.devices import TASKS, after, averaging, over_tasks, own, replicate
+from inference.outer.devices import TASKS, SharedOptimiser, over_tasks, own, replicate, total
 from inference.outer.loss import (
     LIKELIHOOD,
     LOG,
@@ -73,13 +73,13 @@ def make_trainer(
     check_combination(recipe.inference(recipe.likelihood), recipe.objective, recipe.hypergradient)
     network, likelihood = _Network.of(deep_kernel), recipe.likelihood
     process = partial(latent_process, deep_kernel.kernel, classes=classes)
-    # Decided by the tasks of a step, not of a device: any number of devices then gives the same rounding.
-    loss = OuterLoss(recipe, process, for_each=_for_one_task if tasks_per_step == 1 else jax.vmap)
+    alone = tasks_per_step == (1 if mesh is None else mesh.size)
+    loss = OuterLoss(recipe, process, for_each=_for_one_task if alone else jax.vmap)
 
     def model(*tasks_and_keys: Any) -> Embedded:
         return outer_model(network.module(), likelihood, *tasks_and_keys)
 
-    svi = SVI(model, _no_guide, averaging(mesh, optimiser), loss)
+    svi = SVI(model, _no_guide, optimiser if mesh is None else SharedOptimiser(optimiser, _combined), loss)
     loop = _OuterLoop(svi, network, likelihood, jax.random.split(key, 3), tasks_per_step, mesh)
     sampler = sampler if isinstance(sampler, jax.tree_util.Partial) else jax.tree_util.Partial(sampler)
     jax.eval_shape(loop.init, sampler)  # SVI learns the constraints of its parameters when it is initialised
@@ -184,25 +184,23 @@ class _OuterLoop:
         """The state after one step on the tasks of these keys, which are those of one device; the same on all."""
         following, _ = self.svi.update(state, jax.vmap(sampler)(data_keys), loop_keys)
         # SVI's own key plays no part: held fixed, a state is a function of parameters and step alone.
-        following = following._replace(rng_key=state.rng_key)
-        if self.mesh is None:
-            return following
-        learned = jax.tree.leaves(self.svi.optim.get_params(following.optim_state))[0].ravel()[0]
-        return following._replace(mutable_state=_combined(after(learned, following.mutable_state)))
+        return following._replace(rng_key=state.rng_key)
 
 
-def _combined(state: dict[str, Any]) -> dict[str, Any]:
-    """Mutable state with the statistics and the log of all tasks, from those of each device's own.
+def _combined(loss: Array, state: dict[str, Any], gradients: Any) -> tuple[Array, dict[str, Any], Any]:
+    """Loss, mutable state and gradients of all tasks, from those of each device's own.
 
     Running statistics move by a mean over tasks, so the mean over devices of equal shares is what one device records.
     """
-    mean, total = partial(jax.lax.pmean, axis_name=TASKS), partial(jax.lax.psum, axis_name=TASKS)
-    statistics = {name: value for name, value in state.items() if name != LOG}
     row = state[LOG]["row"]
-    loss, objective, log_prior = mean((row.loss, row.objective, row.log_prior))
-    residual = jax.lax.pmax(row.residual, TASKS)
-    row = StepLog(loss, objective, log_prior, residual, total(row.failures), total(row.clipped))
-    return {**mean(statistics), LOG: {"row": row}}
+    devices = jax.lax.psum(1, TASKS)
+    statistics = {name: value for name, value in state.items() if name != LOG}
+    means = (loss, statistics, gradients, (row.loss, row.objective, row.log_prior))
+    residuals = jnp.zeros(devices).at[jax.lax.axis_index(TASKS)].set(row.residual)
+    means, residuals, (failures, clipped) = total((means, residuals, (row.failures, row.clipped)))
+    loss, statistics, gradients, (logged, objective, log_prior) = jax.tree.map(lambda leaf: leaf / devices, means)
+    row = StepLog(logged, objective, log_prior, residuals.max(), failures, clipped)
+    return loss, {**statistics, LOG: {"row": row}}, gradients
 
 
 def _for_one_task(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
