@@ -3,7 +3,8 @@
 python runners/reproduce.py NAME [--quick] [--methods A,B] [--episodes N] [--out DIR]      every flag: --help
 
 Methods that are finished in DIR are tested again and not trained again, one that was stopped goes on: run the same
-command until it is done. DIR holds results.json, table.md, and for every method its run folder with episodes.npz.
+command until it is done. DIR holds results.json, table.md, comparison.png, and for every method its run folder with
+episodes.npz.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from runners import comparisons, evaluate, meta_train, robustness, run_directory
+from runners.comparison_figure import comparison_figure
 from runners.comparisons import Comparison, Method
 from runners.configuration import RunConfig
 from runners.console import format_markdown, format_percent, format_seconds, format_table
@@ -27,7 +29,7 @@ from runners.flags import OneLineParser, count_or_auto
 from runners.launch import launch
 from runners.overrides import ConfigError
 from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop
-from runners.studies.reporting import StudyError
+from runners.studies.reporting import StudyError, save
 
 COMPARISONS: dict[str, Comparison] = {**comparisons.COMPARISONS, **hyperparameters.COMPARISONS}
 STUDIES = {
@@ -82,6 +84,7 @@ def main(config: ReproductionConfig) -> list[dict[str, Any]]:
             rows.append(row)
             _write(folder, config, comparison, rows)
     print("\n" + format_table([*HEADER, *COSTS], [_cells(row) + _costs(row) for row in rows]))
+    save(comparison_figure(rows, comparison.published), folder / "comparison.png")
     if config.robustness:
         _write_robustness(folder, [folder / f"{row['method']}-{row['shot']}shot" for row in rows], config)
     return rows

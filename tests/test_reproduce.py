@@ -8,6 +8,7 @@ import tiny_omniglot
 
 from runners import reproduce
 from runners.build import build_model
+from runners.comparison_figure import comparison_figure
 from runners.comparisons import Comparison, Method, Published
 from runners.configuration import RunConfig, resolve
 from runners.reproduce import COMPARISONS, ReproductionConfig
@@ -52,10 +53,31 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, t
     assert table.splitlines()[0].startswith("| method | shot |")
     assert "| a classic (Somebody 1999) | 1 | 71.90% |" in table and "80.00" not in table
     assert len(table.splitlines()) == 5
+    assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
     again = reproduce.main(config)  # nothing is trained twice
     for row, other in zip(rows, again, strict=True):
         assert {**row, "seconds": 0} == {**other, "seconds": 0}
     assert (tmp_path / "out" / "table.md").read_text() == table
+
+
+def test_a_comparison_is_drawn_with_the_published_numbers_beside():
+    metrics = {"nll": 0.5, "ece": 0.02}
+    raw = {"raw": {"nll": 0.9, "ece": 0.3}}
+    rows = [
+        {"method": name, "shot": shot, "accuracy": accuracy, "accuracy_ci95": 0.01, **metrics, **raw}
+        for shot in (1, 5)
+        for name, accuracy in (("ours", 0.7), ("another", 0.6))
+    ]
+    figure = comparison_figure(rows, TINY.published)
+    accuracy, nll, ece, *five = figure.axes
+    names = [label.get_text() for label in accuracy.get_yticklabels()]
+    assert names == ["ours", "another", "a classic"] and len(five) == 3
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in accuracy.lines}
+    assert drawn["Somebody 1999"] == [[71.9, 2]]
+    (measured,) = (points for label, points in drawn.items() if label != "Somebody 1999")
+    assert measured == [[70, 0], [60, 1]]
+    assert [line.get_xydata().tolist() for line in ece.lines] == [[[0.3, 0], [0.3, 1]], [[0.02, 0], [0.02, 1]]]
+    assert nll.get_xlabel() == "NLL, nats a query, 1-shot" and five[0].get_xlabel() == "accuracy, %, 5-shot"
 
 
 def test_rows_can_be_chosen(tiny, tiny_data, tmp_path):

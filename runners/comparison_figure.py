@@ -1,0 +1,65 @@
+"""The picture of a comparison: what its table says, one line a method, with the published accuracies beside."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from runners.comparisons import Published
+from runners.studies.reporting import new_figure
+
+PANEL, LINE = 3.6, 0.24  # inches: width of a panel, height of a method
+FILLED, HOLLOW = {"color": "tab:blue"}, {"color": "tab:blue", "markerfacecolor": "white"}
+
+
+def comparison_figure(rows: Sequence[Mapping[str, Any]], published: Sequence[Published]) -> Any:
+    """Accuracy with its 95% interval, NLL and ECE of every row; a line of panels for each number of shots."""
+    shots = sorted({row["shot"] for row in rows})
+    lines = [_Line([row for row in rows if row["shot"] == shot], published, shot) for shot in shots]
+    height = max(LINE * len(line.names) for line in lines) + 1
+    figure, axes = new_figure(len(shots), 3, (PANEL, height), sharey="row")
+    for line, (accuracy, nll, ece) in zip(lines, axes, strict=True):
+        line.accuracy(accuracy)
+        line.before_and_after(nll, "nll", "NLL, nats a query")
+        line.before_and_after(ece, "ece", "ECE")
+    axes[-1, 0].legend(loc="best", frameon=False, fontsize=7)
+    axes[-1, 1].legend(loc="best", frameon=False, fontsize=7)
+    return figure
+
+
+class _Line:
+    """The panels of one number of shots. Methods go down the page, measured ones first."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], published: Sequence[Published], shot: int) -> None:
+        self.rows, self.shot = rows, shot
+        self.published = [printed for printed in published if shot in printed.accuracy]
+        measured = [row["method"] for row in rows]
+        self.names = list(dict.fromkeys([*measured, *(printed.method for printed in self.published)]))
+        self.heights = [self.names.index(name) for name in measured]
+
+    def accuracy(self, axis: Any) -> None:
+        """Measured accuracy with its interval; published ones as diamonds, a colour for each source."""
+        values = [100 * row["accuracy"] for row in self.rows]
+        margins = [100 * row["accuracy_ci95"] for row in self.rows]
+        axis.errorbar(values, self.heights, xerr=margins, fmt="o", markersize=4, label="measured", **FILLED)
+        for number, source in enumerate(dict.fromkeys(printed.source for printed in self.published)):
+            printed = [one for one in self.published if one.source == source]
+            heights = [self.names.index(one.method) for one in printed]
+            shown = [float(one.accuracy[self.shot]) for one in printed]
+            axis.plot(shown, heights, "D", markersize=4, markerfacecolor="white", color=f"C{number + 1}", label=source)
+        axis.set_yticks(range(len(self.names)), self.names, fontsize=8)
+        axis.set_ylim(len(self.names) - 0.5, -0.5)
+        axis.grid(axis="y", color="0.9")
+        axis.set_xlabel(f"accuracy, %, {self.shot}-shot")
+
+    def before_and_after(self, axis: Any, metric: str, label: str) -> None:
+        """A metric at the run's temperature, and raw."""
+        from matplotlib.ticker import LogLocator
+
+        axis.plot([row["raw"][metric] for row in self.rows], self.heights, "o", markersize=4, label="raw", **HOLLOW)
+        values = [row[metric] for row in self.rows]
+        axis.plot(values, self.heights, "o", markersize=4, label="at the run's temperature", **FILLED)
+        axis.grid(axis="y", color="0.9")
+        axis.set_xscale("log")  # raw values are tens of times the others
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
+        axis.set_xlabel(f"{label}, {self.shot}-shot")
