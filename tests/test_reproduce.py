@@ -30,6 +30,9 @@ TINY = Comparison(
 )
 
 
+CLOCK = ("seconds", "training_seconds")
+
+
 @pytest.fixture
 def tiny(monkeypatch):
     monkeypatch.setitem(COMPARISONS, "tiny", TINY)
@@ -80,11 +83,15 @@ def test_a_comparison_is_drawn_with_the_published_numbers_beside():
     assert nll.get_xlabel() == "NLL, nats a query, 1-shot" and five[0].get_xlabel() == "accuracy, %, 5-shot"
 
 
-def test_rows_can_be_chosen(tiny, tiny_data, tmp_path):
-    flags = ["tiny", "--methods", "gaussian-exact", "--shots", "1", "--episodes", "4"]
-    config = reproduce.parse([*flags, "--out", str(tmp_path), "--data-root", tiny_data])
-    rows = reproduce.main(config)
-    assert [(row["method"], row["episodes"]) for row in rows] == [("gaussian-exact", 4)]
+def test_rows_can_be_chosen_and_two_runs_give_the_same_table(tiny, tiny_data, tmp_path):
+    flags = ["tiny", "--methods", "gaussian-exact", "--shots", "1", "--episodes", "4", "--data-root", tiny_data]
+    for name in ("once", "twice"):
+        rows = reproduce.main(reproduce.parse([*flags, "--out", str(tmp_path / name)]))
+        assert [(row["method"], row["episodes"]) for row in rows] == [("gaussian-exact", 4)]
+    once, twice = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("once", "twice"))
+    for row, again in zip(once["rows"], twice["rows"], strict=True):
+        assert row | dict.fromkeys(CLOCK) == again | dict.fromkeys(CLOCK)
+    assert (tmp_path / "once" / "table.md").read_text() == (tmp_path / "twice" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(
