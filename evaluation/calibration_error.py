@@ -117,7 +117,7 @@ def brier_decomposition(probabilities: Probabilities, labels: Labels, bins: int 
 def equal_width(p: np.ndarray, bins: int) -> Bins:
     """Bins of the largest probability, of equal width and closed on the right."""
     confidence = np.minimum(p.max(-1), 1.0)
-    return _of_largest(p, confidence, _equal_width(confidence, bins), bins)
+    return _of_largest(p, confidence, bin_of(confidence, bins), bins)
 
 
 def equal_mass(p: np.ndarray, bins: int) -> Bins:
@@ -131,7 +131,7 @@ def equal_mass(p: np.ndarray, bins: int) -> Bins:
 def class_wise(p: np.ndarray, bins: int) -> Bins:
     """`bins` bins of equal width for each class: bin b of class c is c bins + b."""
     cells = bins * p.shape[-1]
-    cell = _equal_width(p, bins) + bins * np.arange(p.shape[-1])
+    cell = bin_of(p, bins) + bins * np.arange(p.shape[-1])
     return Bins(cell, _by_episode(cell, cells), _by_episode(cell, cells, p))
 
 
@@ -181,7 +181,8 @@ def _error(binned: Callable, error: Callable, probabilities: Probabilities, labe
     return float(error(held.gaps(y), held.counts))
 
 
-def _equal_width(p: np.ndarray, bins: int) -> np.ndarray:
+def bin_of(p: np.ndarray, bins: int) -> np.ndarray:
+    """The bin of equal width, closed on the right, of every probability."""
     return np.clip(np.ceil(p * bins).astype(int) - 1, 0, bins - 1)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from evaluation.calibration_error import BINS, ERRORS, equal_width
+from evaluation.calibration_error import BINS, ERRORS, bin_of, equal_width
 from evaluation.predictions import Labels, Probabilities, checked, confidence_and_right, of_labels
 
 DRAWS = 400
@@ -122,7 +122,7 @@ def within_episode_correlation(probabilities: Probabilities, labels: Labels, bin
     r = sum_pairs residual residual' / sum_pairs phi^2, kept within [0, 1].
     """
     confidence, right = confidence_and_right(probabilities, labels)
-    number = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    number = bin_of(confidence, bins)
     count, hits = (np.bincount(number.ravel(), w, minlength=bins) for w in (None, right.ravel()))
     accuracies = hits / np.maximum(count, 1)
     density = np.exp(-0.5 * np.square(ndtri(accuracies))) / np.sqrt(2 * np.pi)

@@ -112,7 +112,8 @@ def expect(function: Callable[[Array], Array], marginals: Marginals | JointMargi
     if marginals.mean.shape[1] <= FEW_POINTS:
         values = jax.vmap(function, in_axes=1)(logits_at(marginals, points))
     else:
-        values = jax.vmap(lambda node: function(_at_node(marginals, node)))(points.nodes)
+        at_node = _at_node(marginals)
+        values = jax.vmap(lambda node: function(at_node(node)))(points.nodes)
     return jnp.tensordot(points.weights, values, 1)
 
 
@@ -127,11 +128,13 @@ def logits_at(marginals: Marginals | JointMarginals, points: Points) -> Float[Ar
     return jnp.einsum("icn,imc->cmn", line, jnp.stack([points.nodes, jnp.ones_like(points.nodes)]))
 
 
-def _at_node(marginals: Marginals | JointMarginals, node: Array) -> Array:
-    """f [C, N] at one node [C]."""
+def _at_node(marginals: Marginals | JointMarginals) -> Callable[[Array], Array]:
+    """One node [C] -> f [C, N] there; the root of the covariance is found once for all nodes."""
     if isinstance(marginals, JointMarginals):
-        return marginals.mean + jnp.einsum("nci,i->cn", semidefinite_cholesky(marginals.covariance), node)
-    return marginals.mean + standard_deviation(marginals.variance) * node[:, None]
+        root = semidefinite_cholesky(marginals.covariance)
+        return lambda node: marginals.mean + jnp.einsum("nci,i->cn", root, node)
+    deviation = standard_deviation(marginals.variance)
+    return lambda node: marginals.mean + deviation * node[:, None]
 
 
 def standard_deviation(variance: Array) -> Array:

@@ -132,12 +132,11 @@ def resolve(config: RunConfig) -> RunConfig:
     inference_name = config.inference
     if is_open(inference_name):
         inference_name = automatic.choose(automatic.INFERENCE, config.likelihood)
-    kind = automatic.choose(automatic.KINDS, config.dataset)
     decided: dict[str, Any] = {
         "inference": inference_name,
         "objective": automatic.choose(automatic.OBJECTIVE, inference_name),
         "hypergradient": automatic.choose(automatic.HYPERGRADIENT, inference_name),
-        "kernel": automatic.choose(automatic.KERNEL, kind),
+        "kernel": automatic.choose(automatic.KERNEL, config.dataset),
         "episodes": automatic.choose(automatic.EPISODES, config.dataset),
         "inner_steps": automatic.choose(automatic.INNER_STEPS, inference_name),
     }

@@ -13,12 +13,13 @@ from scipy.special import expit, softmax
 from inference.inner import cavi, fit
 from models import LIKELIHOODS
 from models.gaussian import Marginals, condition
-from models.likelihoods import LogisticSoftmax, OneVsEach
+from models.likelihoods import LogisticSoftmax, OneVsEach, logistic_softmax
 from models.likelihoods.base import AugmentedLikelihood
 
 CLASSES, POINTS = 3, 6
 Y = np.array([0, 1, 2, 2, 1, 0], np.int32)
 REAL = np.array([True, False, True])
+KEY = jax.random.key(0)
 AUGMENTED = {
     "logistic-softmax": LogisticSoftmax(temperature=0.5),
     "one-vs-each": OneVsEach(),
@@ -90,6 +91,30 @@ def test_draws_of_the_latents_have_the_moments_of_their_sites(likelihood):
     expected = jax.grad(lambda value: jnp.sum(likelihood.log_prob(y, value)))(f)
     error = slopes.std(0) / np.sqrt(count)
     assert (np.abs(slopes.mean(0) - expected) <= 5 * error + 1e-12).all()
+
+
+@double
+def test_draws_of_the_latents_know_the_temperature_and_the_classes_that_exist(monkeypatch):
+    """They depend on f / tau alone (LS7), and their rate on the sum over the classes that exist (LS5)."""
+    monkeypatch.setattr(logistic_softmax, "sample_polya_gamma", lambda key, b, z: b + 100 * z)  # what it is asked for
+    draw = jax.jit(lambda likelihood, f, classes: likelihood.aux_conditional(KEY, y, f, classes))
+    y, f, real = jnp.asarray(np.where(REAL[Y], Y, 0)), latents(2).at[1].set(9.0), jnp.asarray(REAL)
+    masked = draw(LogisticSoftmax(), f, real)
+    for plain, sharp in zip(masked, draw(LogisticSoftmax(0.5), f / 2, real), strict=True):
+        np.testing.assert_array_equal(sharp, plain)
+    np.testing.assert_allclose(masked.omega, masked.counts + np.eye(CLASSES)[:, y] + 100 * f, rtol=1e-12)
+    assert (masked.counts[1] == 0).all() and masked.counts.max() > 0
+    among = draw(LogisticSoftmax(), f, jnp.ones(CLASSES, bool))
+    s = expit(f)
+    np.testing.assert_allclose(masked.rate * s[REAL].sum(0), among.rate * s.sum(0), rtol=1e-12)
+
+
+def test_counts_of_very_large_rates_have_their_moments():
+    """Above 10^6 they are rounded normals."""
+    counts = np.asarray(jax.jit(lambda: logistic_softmax._poisson(KEY, jnp.full(4000, 4e6)))(), np.float64)
+    assert (counts == counts.round()).all()
+    assert abs(counts.mean() - 4e6) < 5 * 2e3 / np.sqrt(4000)
+    assert counts.var() == pytest.approx(4e6, rel=5 * np.sqrt(2 / 4000))
 
 
 @partial(jax.jit, static_argnames="count")

@@ -107,6 +107,26 @@ def test_the_debiased_square_is_the_mean_over_pairs_of_different_episodes():
     assert errors.squared_error_debiased(probabilities, labels, bins=1) == pytest.approx(np.mean(pairs))
 
 
+def test_bins_of_the_debiased_square_weigh_as_many_queries_as_they_hold():
+    """Three queries each, of three episodes and of two: 3 and 2 pairs, but the same weight (M1)."""
+    confidence, episode = np.array([0.6, 0.65, 0.7, 0.8, 0.85, 0.9]), [0, 1, 2, 0, 0, 1]
+    probabilities, labels = np.zeros((3, 3, 2)), np.zeros((3, 3), int)
+    probabilities[..., 0], probabilities[..., 1] = 0.5, 0.5
+    residual = np.array([1, 0, 1, 1, 0, 0]) - confidence
+    place = [0, 0, 0, 1, 2, 1]
+    for p, r, e, q in zip(confidence, residual, episode, place, strict=True):
+        probabilities[e, q], labels[e, q] = (p, 1 - p), r < 0
+    held = errors.equal_mass(probabilities, 3)
+    products = [
+        np.mean([residual[i] * residual[j] for i in members for j in members if episode[i] != episode[j]])
+        for members in ([0, 1, 2], [3, 4, 5])
+    ]
+    undecided = 0.5**2  # three queries of episodes 1 and 2, all right with confidence 0.5
+    assert held.counts.sum(0).tolist() == [3, 3, 3]
+    expected = np.mean([undecided, *products])
+    assert errors.squared_error_debiased(probabilities, labels, bins=3) == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("truth, sharing", [(0.8, 0.0), (0.8, 0.7), (0.7, 0.7)])
 def test_the_debiased_square_is_unbiased_and_the_plain_one_is_not(truth, sharing):
     # Confidence 0.8, right with probability `truth`, alike within an episode or not: 300 experiments.

@@ -120,7 +120,9 @@ def test_summary_names_and_json():
 def test_the_band_of_a_perfect_model_holds_a_perfect_model():
     probabilities, _ = random_predictions(0, episodes=60)
     labels = calibrated_labels(np.random.default_rng(1), probabilities)
-    assert metrics.summarise(np.random.default_rng(0), probabilities, labels)["ece_within_band"] is True
+    summary = metrics.summarise(np.random.default_rng(0), probabilities, labels)
+    assert summary["ece_within_band"] is True
+    assert summary["auroc"] > 0.6  # it is right where it is confident
     wrong = (probabilities.argmax(-1) + 1) % 4
     assert metrics.summarise(np.random.default_rng(0), probabilities, wrong)["ece_within_band"] is False
 

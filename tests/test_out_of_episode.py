@@ -98,6 +98,14 @@ def test_scores_are_their_definitions_for_every_likelihood(name):
         assert (one[1:] != changed[1:]).any()
 
 
+def test_the_latent_mean_of_a_mixture_is_that_of_its_components_together():
+    mean = jnp.array([[[2.0, 0.0], [-1.0, 0.5]], [[-4.0, 1.0], [0.0, -0.5]]])  # [M, C, Q]
+    nowhere = Query(jnp.zeros((2, 2)), jnp.zeros((2, 1)), jnp.ones(2))
+    fitted = Fitted(Marginals(mean, jnp.ones_like(mean)))
+    found = jax.jit(lambda: detection_scores(KEY, LabelRegression(), fitted, nowhere, draws=64))()
+    np.testing.assert_allclose(found.latent_mean, [0.5, -0.5])
+
+
 @pytest.fixture(scope="module")
 def block():
     """Three 3-way 2-shot episodes with 4 own queries and 5 of other classes; features scatter about class centres."""

@@ -1,5 +1,7 @@
 """Class probabilities from posteriors: one query at a time, mixtures, absent classes, temperature."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,10 +10,11 @@ from cells import product_nodes, start
 from problems import FixedPoints, problem
 
 from inference.inner import cvi, gibbs, run
-from inference.predictive import predict, temper
+from inference.predictive import draws_of_each, predict, predict_marginals, temper
 from models import LIKELIHOODS
-from models.gaussian import Query
+from models.gaussian import Marginals, Query
 from models.likelihoods import OneVsEach, Softmax
+from models.likelihoods.base import log_densities
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,17 @@ def test_tempering_changes_confidence_and_not_the_order():
     flat = temper(probabilities, 100.0)
     assert np.isfinite(flat).all() and (np.argsort(flat[0]) == np.argsort(probabilities[0])).all()
     assert flat[0].max() < 0.35
+
+
+def test_a_mixture_of_points_divides_the_draws_and_averages_densities():
+    """At certain f every draw is the same: (O12) is then a ratio of sums; for softmax, a mean of probabilities."""
+    mean = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)) * [[[3.0]], [[0.1]]], jnp.float32)  # [M, C, Q]
+    marginals = Marginals(mean, jnp.zeros_like(mean))
+    for likelihood in (OneVsEach(), Softmax()):
+        found = jax.jit(partial(predict_marginals, jax.random.key(0), likelihood))(marginals)
+        densities = np.mean([np.exp(log_densities(likelihood, f)) for f in mean], axis=0)
+        np.testing.assert_allclose(found, (densities / densities.sum(0)).T, rtol=1e-5)
+    assert [draws_of_each(512, components) for components in (1, 3, 4, 20)] == [512, 170, 128, 32]
 
 
 @pytest.mark.slow

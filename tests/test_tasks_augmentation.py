@@ -155,25 +155,29 @@ def test_an_image_depends_on_its_position_alone(images, name):
     assert (np.asarray(augmented(jax.random.key(4), images, AUGMENTATIONS[name])) != together).any()
 
 
-def test_the_changes_have_the_documented_ranges():
-    ranges = Augmentation(rotation=15.0, scale=0.2, shear=0.2, shift=0.07, stroke=(-0.5, 2.0))
+def test_the_changes_have_the_documented_ranges_and_are_independent():
+    colours = {"brightness": 0.1, "contrast": 0.2, "saturation": 0.3}
+    ranges = Augmentation(rotation=15.0, scale=0.2, shear=0.2, shift=0.07, stroke=(-0.5, 2.0), **colours)
     changes = drawn(jax.random.key(0), 4000, (9, 12), ranges)
     forward = np.linalg.inv(np.asarray(changes.matrix, float))
     angle = np.rad2deg(np.arctan2(-forward[:, 1, 0], forward[:, 0, 0]))
     scale = np.hypot(forward[:, 0, 0], forward[:, 1, 0])
-    shift = np.asarray(changes.offset) / [12, 9]
-    for values, low, high in (
+    shift, factors = np.asarray(changes.offset) / [12, 9], np.asarray(changes.factors)
+    properties = (
         (angle, -15, 15),
         (scale, 0.8, 1.2),
         (shift[:, 0], -0.07, 0.07),
         (shift[:, 1], -0.07, 0.07),
         (np.asarray(changes.stroke), -0.5, 2.0),
-    ):
+        *((factors[:, i], 1 - reach, 1 + reach) for i, reach in enumerate(colours.values())),
+    )
+    for values, low, high in properties:
         span = high - low
         assert low - 1e-4 * span <= values.min() < low + 0.01 * span
         assert high - 0.01 * span < values.max() <= high + 1e-4 * span
         assert values.mean() == pytest.approx((low + high) / 2, abs=0.02 * span)
-    assert (np.asarray(changes.factors) == 1).all()
+    correlation = np.corrcoef([values for values, _, _ in properties])
+    assert np.abs(correlation - np.eye(len(properties))).max() < 5 / np.sqrt(4000)
 
 
 def test_a_crop_shows_a_window_inside_the_image():
