@@ -26,7 +26,7 @@ from cells import (
 )
 from problems import FixedPoints, double, problem
 
-from inference.inner import Code, InferenceKernel, Info, Mask, cvi, fit, fit_to_tolerance, gradient
+from inference.inner import Code, InferenceKernel, Info, Mask, cvi, exact, fit, fit_to_tolerance, gradient
 from models import LIKELIHOODS
 from models.block_gaussian import JointMarginals
 from models.gaussian import GaussianPrior, Marginals, Query
@@ -306,6 +306,18 @@ def test_running_to_a_tolerance_stops_at_it_and_reports():
     np.testing.assert_allclose(state.elbo, each.elbo[count - 1], rtol=1e-12)
     _, short, steps = converge(2)
     assert short.code == Code.NOT_CONVERGED and steps == 2
+
+
+def test_a_residual_that_is_not_a_number_is_no_convergence():
+    task, kernel = problem(16, points=4), exact(LabelRegression())
+
+    def step(*arguments):
+        state, info = kernel.step(*arguments)
+        return state, info._replace(residual=jnp.nan * info.residual)
+
+    lost = kernel._replace(step=step)
+    _, info, _ = jax.jit(lambda: fit_to_tolerance(*start(task)[:1], lost, *start(task)[1:]))()
+    assert np.isnan(info.residual) and info.code == Code.NOT_CONVERGED
 
 
 def test_numbers_that_are_not_finite_are_reported():

@@ -170,7 +170,7 @@ def fit_to_tolerance(
     """
     prior = prepared(kernel, prior)
     start, loop = jax.random.split(key)
-    state, info = kernel.step(loop, kernel.init(start, prior, y, mask), prior, y, mask)
+    state, info = kernel.step(jax.random.fold_in(loop, 0), kernel.init(start, prior, y, mask), prior, y, mask)
 
     def unfinished(carry: tuple[Any, Info, Array]) -> Array:
         _, last, count = carry
@@ -182,7 +182,7 @@ def fit_to_tolerance(
         return advanced, last, count + 1
 
     state, info, count = jax.lax.while_loop(unfinished, body, (state, info, jnp.asarray(1)))
-    late = (info.residual > tolerance) & (info.code == Code.OK)
+    late = ~(info.residual <= tolerance) & (info.code == Code.OK)  # written so that a residual of nan is late
     return state, info._replace(code=jnp.where(late, Code.NOT_CONVERGED, info.code)), count
 
 

@@ -96,7 +96,7 @@ def implicit(
         lambda vector: vector - push(vector), displacement, solve=_krylov, transpose_solve=_krylov
     )
     moved = fixed_point.write(state, unravel(start + solution))
-    unreliable = (last.residual > TOLERANCE) | (last.clipped > 0)
+    unreliable = ~(last.residual <= TOLERANCE) | (last.clipped > 0)  # written so that nan is unreliable
     code = jnp.where(unreliable & (last.code == Code.OK), Code.IMPLICIT_UNRELIABLE, last.code)
     return Fitted(moved, kernel.posterior(moved, prior), last._replace(code=code))
 
