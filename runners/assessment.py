@@ -1,6 +1,5 @@
 """Everything that evaluate.py computes about one run, before it is printed or drawn."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,14 +10,13 @@ from jaxtyping import Array, PRNGKeyArray
 from evaluation import metrics
 from evaluation.calibration import LATENT_GRID, PapersTemperatures, fit_temperature, papers_temperatures
 from evaluation.out_of_episode import Detection, DetectionScores, detect
-from runners import automatic, episode_lists, scoring
+from runners import automatic, episode_lists, scoring, shape_temperature
 from runners.build import Model, load_run
 from runners.data import (
     EVALUATION_SEED,
     SPLITS,
     Episodes,
     Shape,
-    calibration_episodes,
     draw_episodes,
     load_splits,
     queries,
@@ -70,7 +68,7 @@ def assess(config: EvaluationConfig) -> Assessment:
     splits = load_splits(config.dataset or model.config.dataset, config.data_root)
     _check_image_shape(model, config, splits)
     episodes = _episodes(model, config, splits.test)
-    model = _with_temperature(model, episodes.shape, config.data_root)
+    model = shape_temperature.for_shape(model, episodes.shape.way, episodes.shape.shot, config.data_root)
     test = _corrupted(config, splits.test)
     features = scoring.embed(model.deep_kernel, test)
     return Assessment(
@@ -98,17 +96,6 @@ def _episodes(model: Model, config: EvaluationConfig, test: Dataset) -> Episodes
     if config.batches > len(episodes.keys):
         raise ConfigError(f"--batches must lie between 1 and the {len(episodes.keys)} episodes, got {config.batches}")
     return episodes
-
-
-def _with_temperature(model: Model, shape: Shape, data_root: str | None) -> Model:
-    """The temperature belongs to one way and shot: for others it is fitted again, on training classes of the run."""
-    if (shape.way, shape.shot) == (model.config.way, model.config.shot):
-        return model
-    print(f"fitting the temperature for {shape.way}-way {shape.shot}-shot on training classes of the run")
-    train = load_splits(model.config.dataset, data_root).train
-    return replace(
-        model, temperature=scoring.temperature_of(model, *calibration_episodes(model.config, train, *shape[:2]))
-    )
 
 
 def _corrupted(config: EvaluationConfig, clean: Dataset, severity: int | None = None) -> Dataset:

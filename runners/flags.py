@@ -1,6 +1,7 @@
 """The command line of meta_train.py."""
 
 import argparse
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,6 +51,13 @@ class OneLineParser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; try --help")
 
 
+def positive(text: str) -> float:
+    """A positive number. Raises ValueError."""
+    if not 0 < float(text) < math.inf:
+        raise ValueError
+    return float(text)
+
+
 def count_or_auto(text: str) -> int:
     """A whole number from 1, or 0 for auto. Raises ValueError."""
     if text != AUTO and int(text) < 1:
@@ -58,6 +66,7 @@ def count_or_auto(text: str) -> int:
 
 
 count_or_auto.__name__ = "number"  # argparse names the type in its message
+positive.__name__ = "positive number"
 
 
 def _parser() -> argparse.ArgumentParser:

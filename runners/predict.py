@@ -3,14 +3,16 @@
 python runners/predict.py RUN_DIR --support DIR_OR_NPZ --query DIR_OR_NPZ [--csv FILE]      every flag: --help
 
 --support is a folder with a subfolder for each class, or an .npz file with `images` and `labels`; --query a folder, an
-image or an .npz file with `images`. Images are cropped or fitted as those of the run's own data set were.
+image or an .npz file with `images`. Images are cropped or fitted as those of the run's own data set were. The
+temperature of the probabilities belongs to a number of classes and of images: where the run was trained with others, it
+is fitted again for yours on training classes of the run.
 """
 
 import csv
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ import jax
 import numpy as np
 
 from inference.estimator import FewShotClassifier, InferenceFailedError
-from runners import run_directory
+from runners import run_directory, shape_temperature
 from runners.build import Model, load_run
 from runners.console import format_percent, format_table
-from runners.flags import OneLineParser
+from runners.flags import OneLineParser, positive
 from runners.launch import launch
 from runners.overrides import ConfigError
 from tasks import preparation
@@ -38,11 +40,13 @@ class PredictionConfig:
     support: str
     query: str
     csv: str | None = None
+    temperature: float | None = None
     seed: int = 0
+    data_root: str | None = None
 
 
 def main(config: PredictionConfig) -> dict[str, Any]:
-    """Probabilities [Q, C], the classes in the order of their columns, and the names of the queries.
+    """Probabilities [Q, C], their temperature, the classes in the order of their columns, the names of the queries.
 
     Raises ConfigError, DataError, RunError or InferenceFailedError, each with one line.
     """
@@ -52,13 +56,23 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     shape = model.deep_kernel.backbone.image_shape
     prepare = preparation(model.config.dataset)
     support, query = load_labelled(config.support, shape, prepare), load_unlabelled(config.query, shape, prepare)
+    model = _tempered(model, support, config)
     classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
     probabilities = fitted.predict_proba(query.pixels)
     _print(model, support, query, fitted.classes, probabilities)
     if config.csv:
         run_directory.replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
-    return {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
+    found = {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
+    return {**found, "temperature": model.temperature}
+
+
+def _tempered(model: Model, support: Images, config: PredictionConfig) -> Model:
+    """The run with the temperature that was given, else with one for as many classes and images a class, on average."""
+    if config.temperature is not None:
+        return replace(model, temperature=config.temperature)
+    classes = len(set(support.labels))
+    return shape_temperature.for_user(model, classes, round(len(support.labels) / classes), config.data_root)
 
 
 def _print(model: Model, support: Images, query: Images, classes: np.ndarray, probabilities: np.ndarray) -> None:
@@ -66,9 +80,7 @@ def _print(model: Model, support: Images, query: Images, classes: np.ndarray, pr
     print(
         f"{len(classes)} classes with {min(counts)} to {max(counts)} labelled images each, {len(query.names)} queries"
     )
-    trained = (model.config.way, model.config.shot)
-    if (len(classes), max(counts)) != trained:
-        print(f"the temperature {model.temperature:.3g} was fitted for {trained[0]}-way {trained[1]}-shot tasks")
+    print(f"temperature {model.temperature:.3g}")
     best = np.argsort(-probabilities, axis=1)[:, :2]
     rows = [
         [name, *(f"{classes[k]} {format_percent(float(p[k]))}" for k in top)]
@@ -95,7 +107,14 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
     parser.add_argument("--support", required=True, metavar="PATH", help="folder with a subfolder a class, or .npz")
     parser.add_argument("--query", required=True, metavar="PATH", help="folder of images, one image, or .npz")
     parser.add_argument("--csv", metavar="FILE", help="write all probabilities to this file")
+    parser.add_argument(
+        "--temperature",
+        type=positive,
+        metavar="T",
+        help="of the probabilities (default: fitted for as many classes and images, on training classes of the run)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the inference (default 0)")
+    parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     return PredictionConfig(**vars(parser.parse_args(arguments)))
 
 

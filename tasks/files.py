@@ -62,6 +62,20 @@ def resolve_root(data_root: str | os.PathLike | None = None) -> Path:
     return root
 
 
+@contextmanager
+def downloads_forbidden() -> Iterator[None]:
+    """Files that are missing are a DataError, as with `$FEWSHOT_DOWNLOAD` = 0."""
+    before = os.environ.get(DOWNLOAD_VARIABLE)
+    os.environ[DOWNLOAD_VARIABLE] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[DOWNLOAD_VARIABLE]
+        else:
+            os.environ[DOWNLOAD_VARIABLE] = before
+
+
 def find_or_convert(
     root: Path, file_name: str, archives: tuple[Archive, ...], convert: Callable[..., Arrays], arrays: tuple[str, ...]
 ) -> Arrays:

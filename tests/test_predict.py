@@ -16,7 +16,7 @@ from inference.inner import exact, run
 from inference.predictive import predict as predict_probabilities
 from models import KERNELS, Identity, LabelRegression
 from models.deep_kernel import DeepKernel
-from runners import predict
+from runners import predict, shape_temperature
 from runners.build import load_run
 from runners.data import load_splits
 from tasks import DataError, preparation, sample_task
@@ -177,20 +177,46 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
     asked = []
     monkeypatch.setattr(predict, "preparation", lambda name: asked.append(name) or preparation(name))
     arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
+    arguments += ["--temperature", "0.5"]
     assert predict.command_line([*arguments, "--csv", str(folders / "p.csv")]) == 0
     printed = capsys.readouterr().out
     assert "4 classes with 3 to 3 labelled images each, 20 queries" in printed
-    assert "fitted for 3-way 1-shot tasks" in printed
     rows = list(csv.DictReader((folders / "p.csv").read_text().splitlines()))
     assert [row["prediction"] in row and float(row[row["prediction"]]) >= 0.25 for row in rows] == [True] * 20
     np.savez(folders / "support.npz", images=task.x_support, labels=[f"class {y}" for y in task.y_support])
     np.savez(folders / "query.npz", images=task.x_query / np.float32(255))
     from_files = predict.main(
-        predict.PredictionConfig(str(tiny_run.path), str(folders / "support.npz"), str(folders / "query.npz"))
+        predict.PredictionConfig(
+            str(tiny_run.path), str(folders / "support.npz"), str(folders / "query.npz"), temperature=0.5
+        )
     )
     values = [[float(row[name]) for name in from_files["classes"]] for row in rows]
     np.testing.assert_allclose(from_files["probabilities"], values, atol=1e-6)  # as printed, with six digits
     assert asked == ["omniglot"] * 2  # the run's own data set
+
+
+def test_the_temperature_is_that_of_as_many_classes_and_images(
+    tiny_run, tiny_data, folders, tmp_path, capsys, monkeypatch
+):
+    """Fitted on the run's training classes as evaluate.py does; without its data the run's own stays, as it says."""
+    arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
+    found = predict.main(predict.parse([*arguments, "--data-root", tiny_data]))
+    assert "fitting the temperature for 4-way 3-shot on training classes of the run" in capsys.readouterr().out
+    own = load_run(tiny_run.path)
+    fitted = shape_temperature.for_shape(own, 4, 3, tiny_data).temperature
+    assert fitted != own.temperature
+    assert found["temperature"] == fitted
+    (tmp_path / "nothing").mkdir()
+    found = predict.main(predict.parse([*arguments, "--data-root", str(tmp_path / "nothing")]))
+    assert found["temperature"] == own.temperature
+    assert "was fitted for 3-way 1-shot tasks; where the data set omniglot is at hand" in capsys.readouterr().out
+    asked = []
+    monkeypatch.setattr(
+        shape_temperature, "_fitted", lambda model, train, way, shot: asked.append((way, shot)) or model
+    )
+    for way, shot in ((10_000, 10_000), (2, 10_000)):  # as near as time and the data allow
+        shape_temperature.for_user(own, way, shot, tiny_data)
+    assert asked == [(20, 10), (2, 19)]
 
 
 def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys):
