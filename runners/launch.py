@@ -1,5 +1,8 @@
 """How every command line but that of meta_train.py is run: errors in one line, a process tuned for the work."""
 
+import os
+import signal
+import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -20,10 +23,18 @@ def launch(
     arguments: Sequence[str] | None,
     *others: type[Exception],
 ) -> int:
-    """Parse and run. Exit code: 0, or 2 after an error, of those EXPECTED or others, in one line."""
+    """Parse and run. Exit code: 0, or 2 after an error, of those EXPECTED or others, in one line.
+
+    128 + SIGPIPE where nobody reads the output any more, as after `head`.
+    """
     with one_line_errors(*EXPECTED, *others):
         config = parse(arguments)
         compilation_cache.enable()
         processor.tune()
-        main(config)
+        try:
+            main(config)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its exit
+            return 128 + signal.SIGPIPE
     return 0
