@@ -14,8 +14,8 @@ CLEAR_LINE = "\r\x1b[K"
 class Progress:
     """Progress of a loop: one line that updates itself on a terminal, plain lines at intervals elsewhere.
 
-    Shows what was done of the total, the values given, the rate since the start and the time left. `done` is where a
-    resumed loop starts.
+    Shows what was done of the total, the values given, the rate since the first update and the time left: what comes
+    before it, compilation above all, does not come again. `done` is where a resumed loop starts, `first` once known.
     """
 
     def __init__(
@@ -32,12 +32,15 @@ class Progress:
         self.total, self.unit, self.stream, self.clock = total, unit, stream or sys.stdout, clock
         self.terminal = self.stream.isatty()
         self.interval = interval if interval is not None else (0.1 if self.terminal else 10.0)
-        self.first, self.started = done, clock()
+        self.first = done
+        self.started: float | None = None
         self.shown_at, self.shown_done = -float("inf"), -1
 
     def update(self, done: int, values: Mapping[str, str]) -> None:
         """Show that `done` of the total are finished, unless the last display is too recent (the end is shown)."""
-        now = self.clock()
+        now, done = self.clock(), max(done, self.first)
+        if self.started is None:
+            self.first, self.started = done, now
         if done == self.shown_done or (now - self.shown_at < self.interval and done < self.total):
             return
         self.shown_at, self.shown_done = now, done

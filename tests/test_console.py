@@ -31,9 +31,9 @@ def run_loop(stream, steps, seconds, **options):
 
 def test_plain_lines_come_at_intervals_and_at_the_end():
     text = run_loop(io.StringIO(), range(100, 1001, 100), 4.0)
-    # 4 s a hundred: shown at once, then when 10 s have passed (12 s), then at the end.
+    # 4 s a hundred: shown at once, then when 10 s have passed (12 s), then at the end; the rate since the first line.
     assert text == (
-        "100/1,000 episodes  loss 0.010  25.0 episodes/s  36 s left\n"
+        "100/1,000 episodes  loss 0.010\n"
         "400/1,000 episodes  loss 0.003  25.0 episodes/s  24 s left\n"
         "700/1,000 episodes  loss 0.001  25.0 episodes/s  12 s left\n"
         "1,000/1,000 episodes  loss 0.001  25.0 episodes/s  0.0 s left\n"
@@ -44,7 +44,7 @@ def test_a_terminal_sees_one_line_that_updates():
     text = run_loop(Terminal(), [500, 1000], 1.0)
     assert text.count("\n") == 1 and text.endswith("\n")
     assert text.split(console.CLEAR_LINE)[1:] == [
-        "500/1,000 episodes  loss 0.002  500 episodes/s  1.0 s left",
+        "500/1,000 episodes  loss 0.002",
         "1,000/1,000 episodes  loss 0.001  500 episodes/s  0.0 s left\n",
     ]
 
@@ -55,8 +55,20 @@ def test_the_line_is_cut_to_the_width_of_the_terminal(monkeypatch):
 
 
 def test_a_resumed_loop_counts_only_its_own_steps():
-    text = run_loop(io.StringIO(), [700], 1.0, done=600)
+    text = run_loop(io.StringIO(), [596, 700], 1.0, done=600, interval=0)
+    assert text.startswith("600/1,000 episodes  loss 0.002\n")  # never behind where it was resumed
     assert "100 episodes/s  3.0 s left" in text
+
+
+def test_what_comes_before_the_first_update_is_no_part_of_the_rate():
+    """Compilation, and the first validation, which training shows as an update at 0, take long and once."""
+    clock, stream = Clock(), io.StringIO()
+    progress = console.Progress(1000, stream=stream, clock=clock, interval=0)
+    clock.now += 1000
+    progress.update(0, {})
+    clock.now += 1
+    progress.update(100, {})
+    assert stream.getvalue().endswith("100/1,000 episodes  100 episodes/s  9.0 s left\n")
 
 
 def test_no_rate_before_the_first_step():
