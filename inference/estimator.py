@@ -8,7 +8,7 @@ masked, so that ways from 2 to 5 with 1 to 5 shots need three programs to fit an
 `add` takes further labelled images without another pass of the network over the old ones.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Key, Shaped
 
 from inference.inner.base import Code, InferenceKernel, Mask, settle
 from inference.predictive import predict, temper
-from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
+from models.deep_kernel import DeepKernel, check_images, gaussian_prior, gaussian_query
 from models.likelihoods.base import Likelihood
 
 CHUNK = 64  # images that pass the network, and queries that are predicted, at a time
@@ -41,21 +41,21 @@ class FewShotClassifier:
     `temperature` belongs to the ways and shots that it was fitted for (1 leaves the probabilities as they are).
     """
 
-    deep_kernel: DeepKernel
+    deep_kernel: DeepKernel = field(repr=False)
     likelihood: Likelihood
-    kernel: InferenceKernel
+    kernel: InferenceKernel = field(repr=False)
     temperature: float = 1.0
 
     def fit(self, key: Key[Array, ""], images: Images, labels: Labels) -> "FittedClassifier":
         """Condition on labelled images [N, H, W, Ch], bytes or numbers in [0, 1]; labels are any that compare.
 
-        Raises ValueError for numbers of images and labels that differ and for fewer than two classes,
-        InferenceFailedError where the posterior is not finite.
+        Raises ValueError for images of another shape or beyond [0, 1], for numbers of images and labels that differ,
+        for missing labels and fewer than two classes; InferenceFailedError where the posterior is not finite.
         """
         return _conditioned(self, key, embed(self.deep_kernel, images), np.asarray(labels))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class FittedClassifier:
     """A classifier for one task. classes [C] are the labels in the order of the columns of `predict_proba`.
 
@@ -71,10 +71,15 @@ class FittedClassifier:
     posterior: Any
     code: Code
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.labels)} images of {len(self.classes)} classes, {self.classifier})"
+
     def predict_proba(self, images: Images) -> np.ndarray:
-        """Probabilities [Q, C] of images [Q, H, W, Ch]; no image depends on the others."""
+        """Probabilities [Q, C] of images [Q, H, W, Ch]; no image depends on the others. Raises ValueError as `fit`."""
         model = self.classifier
         new, key = embed(model.deep_kernel, images), jax.random.fold_in(self.key, 1)
+        if not len(new):
+            return np.empty((0, len(self.classes)), new.dtype)
         points, _, present = _padding(len(self.features), len(self.classes))
         given = (model.deep_kernel.hyperparameters(), padded(self.features, points), self.posterior, present.classes)
         parts = [
@@ -92,12 +97,24 @@ class FittedClassifier:
 
     def add(self, images: Images, labels: Labels) -> "FittedClassifier":
         """The classifier with further labelled images, also of new classes; the old images are not needed again."""
+        if not len(images) and not len(labels):
+            return self
         features = np.concatenate([self.features, embed(self.classifier.deep_kernel, images)])
         return _conditioned(self.classifier, self.key, features, np.concatenate([self.labels, np.asarray(labels)]))
 
 
 def embed(deep_kernel: DeepKernel, images: Images) -> Float[np.ndarray, "N D"]:
-    """Features [N, D] in evaluation mode, CHUNK images at a time."""
+    """Features [N, D] in evaluation mode, CHUNK images at a time.
+
+    Raises ValueError for images of another shape than the network's, and for those that `check_images` refuses.
+    """
+    images, shape = np.asarray(images), deep_kernel.backbone.image_shape
+    if images.ndim != 4 or images.shape[1:] != shape:
+        wanted = ", ".join(str(size) for size in shape)
+        raise ValueError(f"expected images [N, {wanted}], got shape {images.shape}; resize them, or add the first axis")
+    check_images(images, "the images")
+    if not len(images):
+        return np.empty((0, deep_kernel.backbone.features), jnp.result_type(float))
     graph, state = nnx.split(deep_kernel)
     chunks = [padded(images[start : start + CHUNK], CHUNK) for start in range(0, len(images), CHUNK)]
     return np.concatenate([np.asarray(_embed(graph, state, chunk)) for chunk in chunks])[: len(images)]
@@ -131,6 +148,8 @@ def _conditioned(
 ) -> FittedClassifier:
     if labels.ndim != 1 or len(labels) != len(features):
         raise ValueError(f"expected one label for each of the {len(features)} images, got labels of {labels.shape}")
+    if labels.dtype.kind == "f" and np.isnan(labels).any():
+        raise ValueError("expected a label for every image, got NaN; leave images without a label out")
     classes, y = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"expected images of at least two classes, got {len(classes)}; add labelled images of another")

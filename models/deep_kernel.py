@@ -1,9 +1,10 @@
 """Deep kernel: a network, then a base kernel on its features. Parameters in, Gaussian prior out."""
 
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from flax import nnx
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Shaped, UInt8
 
 from models.backbones import Backbone, TaskBatchNorm
 from models.gaussian import GaussianPrior, Query
@@ -25,6 +26,25 @@ def gaussian_query(
     """What (G7) needs at query features [Q, D]: mean a_* [C, Q], k_* [Q, N] to the support [N, D], k_** [Q]."""
     mean = jnp.full((classes, query.shape[0]), hyper.get("mean", 0.0), query.dtype)
     return Query(mean, kernel.gram(hyper, query, support), kernel.diagonal(hyper, query))
+
+
+def check_images(images: Shaped[Array | np.ndarray, "*N H W Ch"], what: str) -> None:
+    """Raises ValueError unless the images are bytes or numbers in [0, 1], and features, of 1 x 1 pixels, are finite.
+
+    A network does not show what is wrong with its images: maxima and rectifiers on CPU turn NaN into numbers.
+    """
+    if images.dtype == np.uint8 or not images.size:
+        return
+    if not np.issubdtype(images.dtype, np.floating):
+        raise ValueError(f"expected {what} as bytes or numbers in [0, 1], got {images.dtype}; convert them to uint8")
+    values = np.asarray(images)  # NumPy's extremes are nan if any value is; XLA's on CPU are not
+    low, high = float(values.min()), float(values.max())
+    if images.shape[-3:-1] == (1, 1):
+        if not np.isfinite([low, high]).all():
+            raise ValueError(f"expected finite numbers as {what}, got values from {low} to {high}; remove the others")
+    elif not (low >= 0 and high <= 1):  # written so that nan is refused
+        advice = "divide them by 255" if high > 2 and low >= 0 else "remove NaN and rescale them"
+        raise ValueError(f"expected {what} within [0, 1], got values from {low} to {high}; {advice}")
 
 
 def starting_values(kernel: Kernel, mean: float | None) -> dict[str, float]:

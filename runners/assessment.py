@@ -10,6 +10,7 @@ from jaxtyping import Array, PRNGKeyArray
 from evaluation import metrics
 from evaluation.calibration import LATENT_GRID, PapersTemperatures, fit_temperature, papers_temperatures
 from evaluation.out_of_episode import Detection, DetectionScores, detect
+from evaluation.resampling import Interval
 from runners import automatic, episode_lists, scoring, shape_temperature
 from runners.build import Model, load_run
 from runners.data import (
@@ -30,6 +31,7 @@ from tasks.corruptions import corrupt_dataset, parse_corruption
 TEMPERED, RAW = "at its temperature", "raw (temperature 1)"
 CALIBRATED, PAPERS = "calibrated on validation classes", "papers' two temperatures (comparison only)"
 SEVERITIES = range(1, 6)
+BATCHES = 5  # of episodes, for the standard deviation that papers print
 
 
 class Row(NamedTuple):
@@ -128,13 +130,19 @@ def _rows(model: Model, features: Array, episodes: Episodes, config: EvaluationC
             both = scoring.score(model, features, episodes, latent_temperature=papers.latent)
             temperatures = {"latent_temperature": papers.latent, "predictive_temperature": papers.predictive}
             found[PAPERS] = both.tempered(papers.predictive), temperatures | {"validation_ece": papers.ece}
-    return {name: Row(scores, _summary(scores, config), given) for name, (scores, given) in found.items()}
+    return {name: Row(scores, summary(scores, config.batches), given) for name, (scores, given) in found.items()}
 
 
-def _summary(scores: Scores, config: EvaluationConfig) -> dict[str, Any]:
+def summary(scores: Scores, batches: int) -> dict[str, Any]:
+    """All metrics with their intervals; 0 batches stand for BATCHES, or as many as there are episodes."""
     found = metrics.intervals(np.random.default_rng(0), scores.probabilities, scores.labels)
-    plain = {name: list(interval) if np.isfinite(interval).all() else None for name, interval in found.items()}
-    return {**scores.summary(config.batches), "intervals": plain}
+    plain = {name: plain_interval(interval) for name, interval in found.items()}
+    return {**scores.summary(batches or min(BATCHES, len(scores.labels))), "intervals": plain}
+
+
+def plain_interval(interval: Interval) -> list[float] | None:
+    """Bounds for a JSON file, which has no nan: None where there is but one episode."""
+    return list(interval) if np.isfinite(interval).all() else None
 
 
 def _validated(model: Model, shape: Shape, config: EvaluationConfig) -> tuple[float, PapersTemperatures | None]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 import tasks
+from models import deep_kernel
 from runners import automatic
 from runners.configuration import RunConfig
 from tasks import DataError, Dataset, Splits, TaskIndices
@@ -38,23 +39,17 @@ class Episodes(NamedTuple):
 def load_splits(name: str, data_root: str | None) -> Splits:
     """`tasks.load`, with its images checked. Raises DataError."""
     splits = tasks.load(name, data_root)
-    if splits.image_shape[:2] == (1, 1):  # a user's features: any finite numbers, checked when they were read
-        return splits
     for split in SPLITS:
         check_images(getattr(splits, split).images, f"the {split} images of {name}")
     return splits
 
 
 def check_images(images: Array | np.ndarray, what: str) -> None:
-    """Raises DataError unless the images are bytes, or finite numbers between 0 and 1."""
-    if images.dtype == np.uint8:
-        return
-    if not np.issubdtype(images.dtype, np.floating):
-        raise DataError(f"expected {what} as bytes or numbers in [0, 1], got {images.dtype}; convert them to uint8")
-    values = np.asarray(images)  # NumPy's extremes are nan if any value is; XLA's on CPU are not
-    low, high = float(values.min()), float(values.max())
-    if not (low >= 0 and high <= 1):  # written so that nan is refused
-        raise DataError(f"expected {what} within [0, 1], got values from {low} to {high}; remove NaN and rescale them")
+    """Raises DataError for images that `models.deep_kernel.check_images` refuses."""
+    try:
+        deep_kernel.check_images(images, what)
+    except ValueError as error:
+        raise DataError(str(error)) from error
 
 
 def with_queries(config: RunConfig, splits: Splits) -> RunConfig:

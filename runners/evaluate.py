@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runners import episode_lists, evaluation_report, tables
-from runners.assessment import CALIBRATED, PAPERS, RAW, TEMPERED, Assessment, OutOfEpisode, assess
+from runners.assessment import CALIBRATED, PAPERS, RAW, TEMPERED, Assessment, OutOfEpisode, assess, plain_interval
 from runners.console import format_seconds
 from runners.evaluation_config import EvaluationConfig, check, parse
 from runners.launch import launch
@@ -76,7 +76,10 @@ def _metrics(found: Assessment) -> dict[str, Any]:
 
 
 def _detections(found: OutOfEpisode) -> dict[str, Any]:
-    scores = {name: {"auroc": one.auroc, "auroc_interval": list(one.interval)} for name, one in found.detection.items()}
+    scores = {
+        name: {"auroc": one.auroc, "auroc_interval": plain_interval(one.interval)}
+        for name, one in found.detection.items()
+    }
     return {**scores, "failures": found.failures}
 
 

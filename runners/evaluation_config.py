@@ -3,10 +3,9 @@
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from runners.data import EVALUATION_SEED
-from runners.flags import OneLineParser, count_or_auto
+from runners.flags import OneLineParser, check_output, count_or_auto
 from runners.overrides import ConfigError
 from tasks.corruptions import CORRUPTIONS, parse_corruption
 
@@ -15,12 +14,15 @@ OUTPUTS = ("json", "report", "episodes_file")
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """The flags of evaluate.py; None and 0 stand for the run's own value, query 0 for 15 or what the data allow."""
+    """The flags of evaluate.py; None and 0 stand for the run's own value, query 0 for 15 or what the data allow.
+
+    batches 0: 5, or as many as there are episodes.
+    """
 
     run_dir: str
     dataset: str | None = None
     episodes: int = 600
-    batches: int = 5
+    batches: int = 0
     way: int = 0
     shot: int = 0
     query: int = 0
@@ -49,13 +51,8 @@ class EvaluationConfig:
 def check(config: EvaluationConfig) -> None:
     """Raises ConfigError or DataError for what cannot work whatever the run and the data are."""
     for name in OUTPUTS:
-        path = getattr(config, name)
-        if path and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                f"expected {flag} to be a file in a folder that exists, got {path}; make the folder first"
-            )
-    if not 1 <= config.batches <= config.episodes:
+        check_output(f"--{name.replace('_', '-')}", getattr(config, name))
+    if not 0 <= config.batches <= config.episodes:
         raise ConfigError(f"--batches must lie between 1 and --episodes {config.episodes}, got {config.batches}")
     if config.corruption:
         parse_corruption(config.corruption)
@@ -75,10 +72,10 @@ def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
         ("way", "C", "classes of a task (default: as trained)"),
         ("shot", "S", "labelled images a class (default: as trained)"),
         ("query", "Q", "queries a class (default 15)"),
+        ("batches", "N", "batches for the standard deviation of accuracies (default 5)"),
     ):
         default = EvaluationConfig.__dataclass_fields__[name].default
         parser.add_argument(f"--{name}", type=count_or_auto, default=default, metavar=letter, help=text)
-    parser.add_argument("--batches", type=int, default=5, metavar="N", help="batches for the standard deviation")
     parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="of the episodes (default 0)")
     parser.add_argument(
         "--calibrate",

@@ -17,7 +17,7 @@ from evaluation.predictions import confidence_and_right
 from evaluation.report import Section, Table, page
 from evaluation.resampling import reliability
 from runners import run_directory, tables
-from runners.assessment import PAPERS, RAW, TEMPERED, Assessment
+from runners.assessment import PAPERS, RAW, TEMPERED, Assessment, plain_interval
 from runners.console import format_percent
 from tasks import Dataset
 
@@ -137,7 +137,10 @@ def _out_of_episode(found: Assessment) -> Section:
         is_other = np.broadcast_to(np.arange(values.shape[1]) >= own.shape[1], values.shape)
         finite = np.isfinite(values)
         pairs[name.replace("_", " ")] = values[finite], is_other[finite]
-    areas = {name.replace("_", " "): one.interval for name, one in opened.detection.items()}
+    areas = {
+        name.replace("_", " "): one.interval if plain_interval(one.interval) else None
+        for name, one in opened.detection.items()
+    }
     return Section(
         "Out-of-episode detection",
         [
@@ -156,7 +159,7 @@ def _robustness(found: Assessment) -> Section:
         [str(severity), format_percent(row["accuracy"], row["accuracy_ci95"]), tables.number(row["brier"])]
         for severity, row in found.severities.items()
     ]
-    points = {severity: (row["accuracy"], row["accuracy_ci95"]) for severity, row in found.severities.items()}
+    points = {severity: (row["accuracy"], row["accuracy_ci95"] or 0.0) for severity, row in found.severities.items()}
     figure = plots.accuracy_by_severity(points, name, 1 / found.episodes.shape.way)
     return Section(
         "Robustness",

@@ -58,15 +58,20 @@ def positive(text: str) -> float:
     return float(text)
 
 
+positive.__name__ = "positive number"  # argparse names the type in its message
+
+
 def count_or_auto(text: str) -> int:
-    """A whole number from 1, or 0 for auto. Raises ValueError."""
-    if text != AUTO and int(text) < 1:
-        raise ValueError
+    """A whole number from 1, or 0 for auto. Raises ArgumentTypeError."""
+    if text != AUTO and not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, or {AUTO}, got {text!r}")
     return 0 if text == AUTO else int(text)
 
 
-count_or_auto.__name__ = "number"  # argparse names the type in its message
-positive.__name__ = "positive number"
+def check_output(flag: str, path: str | None) -> None:
+    """Raises ConfigError unless a file can be written there, or none is asked for."""
+    if path and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
+        raise ConfigError(f"expected {flag} to be a file in a folder that exists, got {path}; make the folder first")
 
 
 def _parser() -> argparse.ArgumentParser:

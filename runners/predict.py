@@ -1,9 +1,9 @@
 """Class probabilities of images, from a few labelled images of each class and a trained run.
 
-python runners/predict.py RUN_DIR --support DIR_OR_NPZ --query DIR_OR_NPZ [--csv FILE]      every flag: --help
+python runners/predict.py RUN_DIR --support DIR_OR_NPZ --query PATH [PATH ...] [--csv FILE]      every flag: --help
 
---support is a folder with a subfolder for each class, or an .npz file with `images` and `labels`; --query a folder, an
-image or an .npz file with `images`. Images are cropped or fitted as those of the run's own data set were. The
+--support is a folder with a subfolder for each class, or an .npz file with `images` and `labels`; --query folders,
+images or .npz files with `images`. Images are cropped or fitted as those of the run's own data set were. The
 temperature of the probabilities belongs to a number of classes and of images: where the run was trained with others, it
 is fitted again for yours on training classes of the run.
 """
@@ -13,6 +13,7 @@ import io
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from inference.estimator import FewShotClassifier, InferenceFailedError
 from runners import run_directory, shape_temperature
 from runners.build import Model, load_run
 from runners.console import format_percent, format_table
-from runners.flags import OneLineParser, positive
+from runners.flags import OneLineParser, check_output, positive
 from runners.launch import launch
-from runners.overrides import ConfigError
 from tasks import preparation
 from tasks.images import Images, load_labelled, load_unlabelled
 
@@ -38,7 +38,7 @@ class PredictionConfig:
 
     run_dir: str
     support: str
-    query: str
+    query: tuple[str, ...]
     csv: str | None = None
     temperature: float | None = None
     seed: int = 0
@@ -50,17 +50,17 @@ def main(config: PredictionConfig) -> dict[str, Any]:
 
     Raises ConfigError, DataError, RunError or InferenceFailedError, each with one line.
     """
-    if config.csv and not Path(config.csv).absolute().parent.is_dir():
-        raise ConfigError(f"expected --csv in a folder that exists, got {config.csv}; make the folder first")
+    check_output("--csv", config.csv)
     model = load_run(config.run_dir)
     shape = model.deep_kernel.backbone.image_shape
     prepare = preparation(model.config.dataset)
-    support, query = load_labelled(config.support, shape, prepare), load_unlabelled(config.query, shape, prepare)
+    support = load_labelled(config.support, shape, prepare)
+    query = _joined([load_unlabelled(path, shape, prepare) for path in config.query])
     model = _tempered(model, support, config)
     classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
     probabilities = fitted.predict_proba(query.pixels)
-    _print(model, support, query, fitted.classes, probabilities)
+    _print(config, model, support, query, probabilities)
     if config.csv:
         run_directory.replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
     found = {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
@@ -75,11 +75,17 @@ def _tempered(model: Model, support: Images, config: PredictionConfig) -> Model:
     return shape_temperature.for_user(model, classes, round(len(support.labels) / classes), config.data_root)
 
 
-def _print(model: Model, support: Images, query: Images, classes: np.ndarray, probabilities: np.ndarray) -> None:
-    counts = [support.labels.count(name) for name in classes]
-    print(
-        f"{len(classes)} classes with {min(counts)} to {max(counts)} labelled images each, {len(query.names)} queries"
-    )
+def _joined(parts: Sequence[Images]) -> Images:
+    names, labels = (list(chain.from_iterable(column)) for column in list(zip(*parts, strict=True))[1:])
+    return Images(np.concatenate([part.pixels for part in parts]), names, labels)
+
+
+def _print(config: PredictionConfig, model: Model, support: Images, query: Images, probabilities: np.ndarray) -> None:
+    classes, counts = np.unique(support.labels, return_counts=True)
+    low, high = counts.min(), counts.max()
+    images = f"{low} labelled image{'s' if low > 1 else ''}" if low == high else f"{low} to {high} labelled images"
+    queries = "1 query" if len(query.names) == 1 else f"{len(query.names)} queries"
+    print(f"{len(classes)} classes with {images} each, {queries}")
     print(f"temperature {model.temperature:.3g}")
     best = np.argsort(-probabilities, axis=1)[:, :2]
     rows = [
@@ -88,7 +94,8 @@ def _print(model: Model, support: Images, query: Images, classes: np.ndarray, pr
     ]
     print(format_table(["image", "most probable", "then"], rows[:SHOWN]))
     if len(rows) > SHOWN:
-        print(f"... and {len(rows) - SHOWN} more; --csv FILE writes all of them")
+        where = f"{config.csv} has" if config.csv else "--csv FILE writes"
+        print(f"... and {len(rows) - SHOWN} more; {where} all of them")
 
 
 def _csv(query: Images, classes: np.ndarray, probabilities: np.ndarray) -> str:
@@ -105,7 +112,9 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
     parser = OneLineParser(prog="predict.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a run")
     parser.add_argument("--support", required=True, metavar="PATH", help="folder with a subfolder a class, or .npz")
-    parser.add_argument("--query", required=True, metavar="PATH", help="folder of images, one image, or .npz")
+    parser.add_argument(
+        "--query", required=True, nargs="+", metavar="PATH", help="folders of images, single images, or .npz"
+    )
     parser.add_argument("--csv", metavar="FILE", help="write all probabilities to this file")
     parser.add_argument(
         "--temperature",
@@ -115,7 +124,8 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
-    return PredictionConfig(**vars(parser.parse_args(arguments)))
+    given = vars(parser.parse_args(arguments))
+    return PredictionConfig(**given | {"query": tuple(given["query"])})
 
 
 def command_line(arguments: Sequence[str] | None = None) -> int:

@@ -48,10 +48,11 @@ class Scores(NamedTuple):
         return failures(self.codes)
 
     def accuracies(self) -> dict[str, Any]:
-        """Accuracy and its interval alone, for predictions without meaningful probabilities."""
+        """Accuracy and its interval alone (None of one episode), for predictions without meaningful probabilities."""
+        half_width = metrics.accuracy_ci95(self.probabilities, self.labels)
         return {
             "accuracy": metrics.accuracy(self.probabilities, self.labels),
-            "accuracy_ci95": metrics.accuracy_ci95(self.probabilities, self.labels),
+            "accuracy_ci95": half_width if np.isfinite(half_width) else None,
         }
 
     def summary(self, batches: int = 5) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """How scores are printed."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,8 +53,9 @@ def detection_table(found: Mapping[str, Detection]) -> str:
 
 
 def detection_cells(one: Detection) -> list[str]:
-    """Mean AUROC and its interval."""
-    return [f"{one.auroc:.4f}", f"{one.interval.low:.4f} to {one.interval.high:.4f}"]
+    """Mean AUROC and its interval, which a single episode has not."""
+    known = math.isfinite(one.interval.low + one.interval.high)
+    return [f"{one.auroc:.4f}", f"{one.interval.low:.4f} to {one.interval.high:.4f}" if known else "-"]
 
 
 def failures_note(failures: Mapping[str, int]) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 
 from tasks.episodes import Splits
 from tasks.files import Archive, DataError, resolve_root
-from tasks.photographs import SPLITS, alternate, find_folder, folder_splits, named, stretched_centre, subfolders
+from tasks.images import subfolders
+from tasks.photographs import SPLITS, alternate, find_folder, folder_splits, named, stretched_centre
 
 SIZE, CLASSES = 84, 200
 ARCHIVE = Archive(

@@ -23,7 +23,9 @@ ROOT_VARIABLE = "FEWSHOT_DATA"
 DOWNLOAD_VARIABLE = "FEWSHOT_DOWNLOAD"
 Arrays = dict[str, np.ndarray]
 # All that reading a damaged zip file raises; a damaged method or flag looks like a kind of zip file not supported.
-DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+# Pillow calls a damaged PNG file bad syntax, and looks things up by numbers that it finds in others.
+DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+DAMAGE = (OSError, ValueError, LookupError, EOFError, SyntaxError, *DAMAGED_ZIP)
 
 
 class DataError(ValueError):

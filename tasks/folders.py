@@ -12,8 +12,8 @@ import numpy as np
 
 from tasks.episodes import Splits
 from tasks.files import DAMAGE, DataError
-from tasks.images import Images, image_files, prepared_files, whole
-from tasks.photographs import SPLITS, cached, divide, subfolders
+from tasks.images import Images, image_files, prepared_files, subfolders, tell_left_out, whole
+from tasks.photographs import SPLITS, cached, divide
 
 SIZE, FEWEST = 84, 10
 
@@ -34,6 +34,7 @@ def load(path: str, size: int | None = None) -> Splits:
     shape = (side, side, 1 if all(_is_grey(file) for file, _ in files) else 3)
     name = f"folder:{path}" if size is None else f"folder-{size}:{path}"
     only = [file for file, _ in files]
+    tell_left_out(folder, only)
 
     def make() -> np.ndarray:
         images: Images = prepared_files([(file, "") for file in only], shape, whole)

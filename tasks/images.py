@@ -1,10 +1,12 @@
 """Images of a user: a folder, with a subfolder for every class where they are labelled, or an `.npz` file.
 
-They are brought to the shape that a model was trained on, as the images of its data set were: a `Prepare` does that.
+Hidden files and folders are left out; of others that are no images the user is told. Images are brought to the shape
+that a model was trained on, as the images of its data set were: a `Prepare` does that.
 Colour images in an .npz file that have this very shape are taken to be prepared.
 """
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+SYSTEM = ("Thumbs.db", "desktop.ini", "__MACOSX")  # files and folders of systems that do not begin with a dot
+MOST_NAMED = 3  # files left out that are named
 Shape = tuple[int, int, int]
 Prepare = Callable[["Image", Shape], np.ndarray]  # a picture as bytes [H, W, Ch] of that shape
 
@@ -40,10 +44,12 @@ def load_labelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
             counts = f"{len(arrays['images'])} images and {len(arrays['labels'])} labels"
             raise DataError(f"expected one label for every image in {path}, got {counts}")
         return _from_array(path, arrays["images"], [str(label) for label in arrays["labels"]], shape, prepare)
-    folders = sorted(entry for entry in _entries(path) if entry.is_dir())
-    files = [(file, folder.name) for folder in folders for file in image_files(folder)]
-    if len({label for _, label in files}) < 2:
-        raise DataError(f"expected a folder with a subfolder of images for each of two classes or more, got {path}")
+    files = [(file, folder.name) for folder in subfolders(path) for file in _images_of_a_class(folder)]
+    classes = sorted({label for _, label in files})
+    if len(classes) < 2:
+        got = f"only {classes[0]}" if classes else "no subfolder"
+        raise DataError(f"expected a subfolder of images for each of two classes or more in {path}, got {got}")
+    tell_left_out(path, (file for file, _ in files))
     return prepared_files(files, shape, prepare)
 
 
@@ -59,6 +65,8 @@ def load_unlabelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
     files = [path] if path.is_file() else image_files(path)
     if not files:
         raise DataError(f"expected images ({', '.join(SUFFIXES)}) in {path}, got none")
+    if path.is_dir():
+        tell_left_out(path, files)
     return prepared_files([(file, "") for file in files], shape, prepare)
 
 
@@ -93,18 +101,24 @@ def prepared_files(files: list[tuple[Path, str]], shape: Shape, prepare: Prepare
 def _from_array(path: Path, images: np.ndarray, labels: list[str], shape: Shape, prepare: Prepare) -> Images:
     if images.ndim not in (3, 4) or not len(images):
         raise DataError(f"expected images [N, H, W] or [N, H, W, Ch] in {path}, got shape {images.shape}")
+    images = _bytes(images, path)
+    if images.ndim == 4 and images.shape[-1] not in (1, 3, 4):
+        raise DataError(f"expected 1, 3 or 4 channels last in {path}, got shape {images.shape}; move the axis there")
+    prepared = images.shape[1:] == shape and shape[2] == 3
+    pixels = images if prepared else np.stack([prepare(picture_of(image), shape) for image in images])
+    return Images(pixels, [f"{path}:{number}" for number in range(len(images))], labels)
+
+
+def _bytes(images: np.ndarray, path: Path) -> np.ndarray:
+    """Bytes of bytes or of numbers in [0, 1]. Raises DataError for others."""
     if np.issubdtype(images.dtype, np.floating):
         low, high = float(np.min(images)), float(np.max(images))
         if not (low >= 0 and high <= 1):  # written so that nan is refused
             raise DataError(f"expected numbers within [0, 1] in {path}, got {low} to {high}; remove NaN and rescale")
         images = np.round(255 * images).astype(np.uint8)
     if images.dtype != np.uint8:
-        raise DataError(f"expected images as bytes or numbers in [0, 1] in {path}, got {images.dtype}")
-    if images.ndim == 4 and images.shape[-1] not in (1, 3, 4):
-        raise DataError(f"expected 1, 3 or 4 channels last in {path}, got shape {images.shape}; move the axis there")
-    prepared = images.shape[1:] == shape and shape[2] == 3
-    pixels = images if prepared else np.stack([prepare(picture_of(image), shape) for image in images])
-    return Images(pixels, [f"{path}:{number}" for number in range(len(images))], labels)
+        raise DataError(f"expected images as bytes or numbers in [0, 1] in {path}, got {images.dtype}; convert them")
+    return images
 
 
 def picture_of(image: np.ndarray) -> "Image":
@@ -120,11 +134,24 @@ def _read_picture(file: Path) -> "Image":
 
     try:
         with Image.open(file) as opened:
-            picture = ImageOps.exif_transpose(opened)
-            mode = "L" if picture.mode in ("1", "I", "F", "I;16") else "RGBA"
-            return _on_paper(picture.convert(picture.mode if picture.mode in ("L", "RGB", "RGBA") else mode))
-    except DAMAGE as error:
+            return _on_paper(_eight_bits(ImageOps.exif_transpose(opened), file))
+    except DataError:
+        raise
+    except (*DAMAGE, Image.DecompressionBombError) as error:
         raise DataError(f"expected an image in {file}, got one that cannot be read ({error})") from error
+
+
+def _eight_bits(picture: "Image", file: Path) -> "Image":
+    """Grey, RGB or RGBA of 8 bits. Pillow's own conversion cuts grey numbers of more bits off at 255."""
+    from PIL import Image
+
+    if picture.mode.startswith("I;16"):
+        return Image.fromarray(np.round(np.asarray(picture) / 257).astype(np.uint8))
+    if picture.mode in ("I", "F"):
+        return Image.fromarray(_bytes(np.asarray(picture), file))
+    if picture.mode in ("L", "RGB", "RGBA"):
+        return picture
+    return picture.convert("L" if picture.mode == "1" else "RGBA")
 
 
 def _on_paper(picture: "Image") -> "Image":
@@ -149,13 +176,45 @@ def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         raise DataError(f"expected an .npz file at {path}, got one that cannot be read ({error})") from error
 
 
-def _entries(path: Path) -> list[Path]:
+def _check_folder(path: Path) -> None:
     if not path.is_dir():
-        raise DataError(f"expected a folder of images or an .npz file, got {path}, which is neither")
-    return sorted(path.iterdir())
+        what = "which is neither" if path.exists() else "which does not exist"
+        raise DataError(f"expected a folder of images or an .npz file, got {path}, {what}")
+
+
+def subfolders(path: Path) -> list[Path]:
+    """Folders in a folder, by name; those that are hidden or a system's own left out. Raises DataError."""
+    _check_folder(path)
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not _is_hidden(entry.name))
+
+
+def _images_of_a_class(folder: Path) -> list[Path]:
+    files = image_files(folder)
+    if not files:
+        raise DataError(f"expected images ({', '.join(SUFFIXES)}) in every class, got none in {folder}; remove it")
+    return files
 
 
 def image_files(path: Path) -> list[Path]:
-    """The image files in a folder and in all folders in it, by name; hidden ones left out."""
-    _entries(path)
-    return sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    """The image files in a folder and in all folders in it, by name; hidden ones left out. Raises DataError."""
+    return [file for file in _visible_files(path) if file.suffix.lower() in SUFFIXES]
+
+
+def _visible_files(path: Path) -> list[Path]:
+    _check_folder(path)
+    files = (entry for entry in path.rglob("*") if entry.is_file())
+    return sorted(file for file in files if not any(map(_is_hidden, file.relative_to(path).parts)))
+
+
+def _is_hidden(name: str) -> bool:
+    """Of a file or a folder that its user did not make."""
+    return name.startswith(".") or name in SYSTEM
+
+
+def tell_left_out(path: Path, used: Iterable[Path]) -> None:
+    """Say on the error stream which files of a folder are not read: a photograph in another format would be missed."""
+    kept = set(used)
+    others = [str(file.relative_to(path)) for file in _visible_files(path) if file not in kept]
+    if others:
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        print(f"left out of {path}: {', '.join(others[:MOST_NAMED])}{more}", file=sys.stderr)

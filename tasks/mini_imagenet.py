@@ -19,6 +19,7 @@ import numpy as np
 
 from tasks.episodes import Splits
 from tasks.files import DataError, resolve_root
+from tasks.images import subfolders
 from tasks.photographs import (
     SPLITS,
     cached,
@@ -28,7 +29,6 @@ from tasks.photographs import (
     folder_splits,
     named,
     stretched_centre,
-    subfolders,
 )
 
 SIZE = 84

@@ -152,11 +152,6 @@ def named(name: str, size: int | None, default: int) -> tuple[str, int]:
     return (name, default) if size is None else (f"{name}-{size}", size)
 
 
-def subfolders(path: Path) -> list[Path]:
-    """Folders in a folder, by name; hidden ones left out."""
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
 def folder_splits(name: str, side: int, classes: dict[str, list[Path]], crop: Crop, cache: str) -> Splits:
     """Splits from one list of class folders for each split, with their images as squares.
 

@@ -74,8 +74,8 @@ def test_unknown_names_list_the_known_ones(kind):
     [
         (["--foo"], "unrecognized arguments: --foo; try --help"),
         (["--way", "many"], "argument --way: invalid int value: 'many'; try --help"),
-        (["--episodes", "0"], "argument --episodes: invalid number value: '0'; try --help"),
-        (["--query", "-3"], "argument --query: invalid number value: '-3'; try --help"),
+        (["--episodes", "0"], "argument --episodes: expected a whole number from 1, or auto, got '0'; try --help"),
+        (["--query", "-3"], "argument --query: expected a whole number from 1, or auto, got '-3'; try --help"),
         (["--tasks-per-step", "0"], "--tasks-per-step must be at least 1, got 0"),
         (["--seed", "-1"], "--seed must be at least 0, got -1"),
         (["--set", "rho=1"], "expected --set group.name=value, got 'rho=1'; e.g. --set inference.rho=0.5"),

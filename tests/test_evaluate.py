@@ -20,10 +20,11 @@ from test_meta_train import contents
 
 import tasks
 from evaluation.calibration import fit_temperature
-from runners import assessment, build, evaluate, run_directory, scoring
+from evaluation.out_of_episode import DetectionScores, detect
+from runners import assessment, build, evaluate, run_directory, scoring, tables
 from runners.build import load_run
 from runners.data import Shape, check_images, draw_episodes, load_splits
-from runners.evaluation_config import EvaluationConfig
+from runners.evaluation_config import EvaluationConfig, check, parse
 from runners.run_directory import RunError
 from tasks import sample_task
 
@@ -225,6 +226,21 @@ def test_an_episode_file_belongs_to_its_images(everything, flags, tmp_path, capf
     damaged.write_bytes(episodes.read_bytes()[:200])
     for path in (damaged, tmp_path / "none.npz"):
         assert error_line(capfd, *flags, "--from-episodes", path).startswith("expected a file of episodes written by")
+
+
+def test_one_episode_has_scores_and_no_intervals():
+    """Tables and files hold no nan, which JSON does not know; the number of batches need not be named."""
+    check(parse(["run", "--episodes", "1"]))
+    probabilities, labels = np.array([[[0.9, 0.1], [0.2, 0.8]]]), np.array([[0, 1]])
+    scores = scoring.Scores(probabilities, labels, np.zeros(1, int), 0.0)
+    row = assessment.summary(scores, batches=0)
+    assert row["accuracy_std_batches"] == 0 and set(row["intervals"].values()) == {None}
+    assert scores.accuracies() == {"accuracy": 1.0, "accuracy_ci95": None}
+    json.dumps(row, allow_nan=False)
+    others = DetectionScores(*(np.array([[0.1, 0.2]]) for _ in DetectionScores._fields))
+    found = detect(np.random.default_rng(0), others, others._replace(entropy=np.array([[0.5, 0.15]])))
+    assert tables.detection_cells(found["entropy"]) == ["0.7500", "-"]
+    assert assessment.plain_interval(found["entropy"].interval) is None
 
 
 @pytest.mark.parametrize(

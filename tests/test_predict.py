@@ -14,7 +14,7 @@ from inference import estimator
 from inference.estimator import FewShotClassifier
 from inference.inner import exact, run
 from inference.predictive import predict as predict_probabilities
-from models import KERNELS, Identity, LabelRegression
+from models import KERNELS, Identity, LabelRegression, deep_kernel
 from models.deep_kernel import DeepKernel
 from runners import predict, shape_temperature
 from runners.build import load_run
@@ -114,8 +114,44 @@ def test_adding_images_is_fitting_all_of_them(classifier, task, unequal):
     np.testing.assert_allclose(added.predict_proba(task.x_query), whole.predict_proba(task.x_query), atol=1e-5)
 
 
+def test_images_that_are_none_are_refused_and_not_guessed(classifier, task, unequal):
+    """The network would answer each of these with probabilities."""
+    images, labels = unequal
+    result = classifier.fit(jax.random.key(0), images, labels)
+    nan = np.where(np.arange(16) == 3, np.nan, task.x_query[:2].squeeze(-1) / 255.0)[..., None]
+    cases = [
+        (images.astype(np.float32), r"within \[0, 1\], got values from 0.0 to 255.0; divide them by 255"),
+        (images.astype(np.int64), "got int64; convert them to uint8"),
+        (nan, "got values from nan to nan; remove NaN"),
+        (images[:, 1:], r"expected images \[N, 16, 16, 1\], got shape \(\d+, 15, 16, 1\)"),
+    ]
+    for wrong, message in cases:
+        for use in (lambda x: classifier.fit(jax.random.key(0), x, labels[: len(x)]), result.predict_proba):
+            with pytest.raises(ValueError, match=message):
+                use(wrong)
+    with pytest.raises(ValueError, match="got values from nan to nan"):
+        result.add(nan, ["ash", "ash"])
+    features = np.full((2, 1, 1, 3), -5.0)
+    deep_kernel.check_images(features, "features")
+    with pytest.raises(ValueError, match=r"expected finite numbers as features, got values from -5.0 to inf"):
+        deep_kernel.check_images(np.where(np.arange(3) == 1, np.inf, features), "features")
+
+
+def test_nothing_asked_is_nothing_answered_and_a_notebook_shows_one_line(classifier, task, unequal):
+    result = classifier.fit(jax.random.key(0), *unequal)
+    assert result.predict_proba(task.x_query[:0]).shape == (0, 4)
+    assert result.predict(task.x_query[:0]).shape == (0,)
+    assert result.add(task.x_query[:0], []) is result
+    shown = repr(result)
+    assert shown.startswith("FittedClassifier(6 images of 4 classes, FewShotClassifier(") and len(shown) < 200
+
+
 def test_tasks_that_make_no_sense_are_refused(classifier, unequal):
     images, labels = unequal
+    with pytest.raises(ValueError, match="at least two classes, got 0"):
+        classifier.fit(jax.random.key(0), images[:0], [])
+    with pytest.raises(ValueError, match="expected a label for every image, got NaN"):
+        classifier.fit(jax.random.key(0), images, [0.0, 1.0, 1.0, np.nan, 0.0, 0.0])
     with pytest.raises(ValueError, match="expected one label for each of the 6 images"):
         classifier.fit(jax.random.key(0), images, labels[:-1])
     with pytest.raises(ValueError, match="expected images of at least two classes, got 1"):
@@ -161,6 +197,50 @@ def test_photographs_are_the_right_way_up(tmp_path):
     np.testing.assert_array_equal(turned, upright)
 
 
+def test_grey_pictures_of_more_bits_are_scaled_and_not_cut_off(tmp_path):
+    pixels = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    Image.fromarray(pixels).save(tmp_path / "8.png")
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "16.png")
+    Image.fromarray(pixels.astype(np.uint16) * 257).save(tmp_path / "16.tif")
+    Image.fromarray((pixels / 255).astype(np.float32)).save(tmp_path / "float.tif")
+    expected, *others = (
+        load_unlabelled(tmp_path / name, SHAPE, whole).pixels for name in ("8.png", "16.png", "16.tif", "float.tif")
+    )
+    for other in others:
+        np.testing.assert_array_equal(other, expected)
+    for name, wrong in (("large", pixels.astype(np.float32)), ("int", pixels.astype(np.int32))):
+        Image.fromarray(wrong).save(tmp_path / f"{name}.tif")
+        with pytest.raises(DataError, match=r"within \[0, 1\] in .*large.tif, got 0.0 to 255.0|int.tif, got int32"):
+            load_unlabelled(tmp_path / f"{name}.tif", SHAPE, whole)
+
+
+def test_pictures_too_large_for_pillow_are_refused_in_one_line(tmp_path, monkeypatch):
+    Image.fromarray(drawing()).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(DataError, match=r"large.png, got one that cannot be read .*exceeds limit"):
+        load_unlabelled(tmp_path, SHAPE, whole)
+
+
+def test_hidden_files_and_folders_are_no_images_and_what_is_left_out_is_said(tmp_path, capsys):
+    """Copies of notebooks and of a Mac's archives are no class; photographs in a format not read must not vanish."""
+    pixels = Image.fromarray(drawing())
+    for folder in ("ash", "birch", ".ipynb_checkpoints", "birch/.ipynb_checkpoints", "__MACOSX"):
+        (tmp_path / folder).mkdir()
+        pixels.save(tmp_path / folder / "A.PNG")
+    (tmp_path / "ash" / "._A.PNG").write_bytes(b"a Mac's notes")
+    (tmp_path / ".DS_Store").write_bytes(b"more of them")
+    (tmp_path / "Thumbs.db").write_bytes(b"and those of Windows")
+    support = load_labelled(tmp_path, SHAPE, whole)
+    assert support.labels == ["ash", "birch"]
+    assert capsys.readouterr().err == ""
+    for number in range(4):
+        (tmp_path / "ash" / f"IMG_{number}.HEIC").write_bytes(b"a telephone's")
+    load_labelled(tmp_path, SHAPE, whole)
+    names = ", ".join(f"ash/IMG_{number}.HEIC" for number in range(3))
+    assert capsys.readouterr().err == f"left out of {tmp_path}: {names} and 1 more\n"
+    assert len(load_unlabelled(tmp_path / "ash", SHAPE, whole).names) == 1
+
+
 @pytest.fixture
 def folders(tmp_path, task):
     for number, (image, y) in enumerate(zip(task.x_support, task.y_support, strict=True)):
@@ -180,14 +260,14 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
     arguments += ["--temperature", "0.5"]
     assert predict.command_line([*arguments, "--csv", str(folders / "p.csv")]) == 0
     printed = capsys.readouterr().out
-    assert "4 classes with 3 to 3 labelled images each, 20 queries" in printed
+    assert "4 classes with 3 labelled images each, 20 queries" in printed
     rows = list(csv.DictReader((folders / "p.csv").read_text().splitlines()))
     assert [row["prediction"] in row and float(row[row["prediction"]]) >= 0.25 for row in rows] == [True] * 20
     np.savez(folders / "support.npz", images=task.x_support, labels=[f"class {y}" for y in task.y_support])
     np.savez(folders / "query.npz", images=task.x_query / np.float32(255))
     from_files = predict.main(
         predict.PredictionConfig(
-            str(tiny_run.path), str(folders / "support.npz"), str(folders / "query.npz"), temperature=0.5
+            str(tiny_run.path), str(folders / "support.npz"), (str(folders / "query.npz"),), temperature=0.5
         )
     )
     values = [[float(row[name]) for name in from_files["classes"]] for row in rows]
@@ -226,8 +306,9 @@ def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys)
     np.savez(tmp_path / "long.npz", images=np.zeros((2, 4, 4), np.uint8), labels=["a"])
     np.savez(tmp_path / "channels.npz", images=np.zeros((2, 3, 5, 5), np.uint8))
     cases = [
-        (load_labelled, tmp_path / "nothing", "got .*nothing, which is neither"),
-        (load_labelled, empty, "a subfolder of images for each of two classes"),
+        (load_labelled, tmp_path / "nothing", "got .*nothing, which does not exist"),
+        (load_labelled, tmp_path / "nan.npz" / "x", "got .*x, which does not exist"),
+        (load_labelled, empty, "a subfolder of images for each of two classes or more in .*empty, got no subfolder"),
         (load_labelled, tmp_path / "nan.npz", "expected the arrays images, labels in .*, got images"),
         (load_labelled, tmp_path / "long.npz", "got 2 images and 1 labels"),
         (load_unlabelled, empty, "expected images .* got none"),
@@ -238,6 +319,15 @@ def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys)
     for load, path, message in cases:
         with pytest.raises(DataError, match=message):
             load(path, SHAPE, whole)
+    one = folders / "one"
+    (folders / "support" / "class 0").rename(folders / "class 0")
+    one.mkdir()
+    (folders / "class 0").rename(one / "class 0")
+    with pytest.raises(DataError, match="got only class 0"):
+        load_labelled(one, SHAPE, whole)
+    (one / "class 1").mkdir()
+    with pytest.raises(DataError, match=r"got none in .*class 1; remove it"):  # not a task of one class fewer
+        load_labelled(one, SHAPE, whole)
     damaged.write_bytes(b"not an image")
     with pytest.raises(SystemExit) as exit_info:
         predict.command_line([str(tiny_run.path), "--support", str(folders / "support"), "--query", str(damaged)])
