@@ -8,7 +8,7 @@ from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Key
 
 from models.block_gaussian import BlockAlgebra, ClassReduction, corrected
-from models.gaussian import GaussianPrior, class_factors, log_determinant
+from models.gaussian import GaussianPrior, class_factors, log_determinant, square_root
 
 
 class _SimplexFields(NamedTuple):
@@ -52,7 +52,7 @@ class SimplexSites(_SimplexFields, BlockAlgebra):
 
         Written so, it is a sum of positive definite matrices and nothing cancels at large output scales.
         """
-        root = jnp.sqrt(self.probability)
+        root = square_root(self.probability)
         weight, inverse, determinant = class_factors(prior, self.probability * self.slope**2)
         solved = jnp.swapaxes(inverse, 1, 2) @ (inverse * root[:, None, :])  # B^-1 p^1/2
         carried = weight[:, :, None] * solved

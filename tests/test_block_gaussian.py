@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from problems import double, problem
 
-from models.block_gaussian import JointMarginals
-from models.dense_sites import DENSE_LIMIT, BlockSites, semidefinite_cholesky
+from models.block_gaussian import JointMarginals, covariance_root
+from models.dense_sites import DENSE_LIMIT, BlockSites, positive_part, semidefinite_cholesky
 from models.expectations import GaussHermite, MonteCarlo, expect
 from models.gaussian import GaussianPrior, Marginals, Sites, condition, draw, log_normaliser, prior_root
 from models.simplex_sites import SimplexSites
@@ -45,16 +45,21 @@ def blocks_of(sites):
     return np.asarray(sites.blocks())
 
 
-def brute(prior, sites, query):
-    """Mean, covariance, KL, log Z and query marginals by inverting (CN, CN) matrices; K must be regular."""
-    a, h = np.ravel(prior.mean), np.ravel(sites.shift)
+def dense(prior, sites):
+    """Prior and posterior covariance of all latents [CN, CN]; K must be regular."""
     c, n = prior.mean.shape
     full = np.kron(np.eye(c), np.asarray(prior.covariance))
     big = np.zeros((c, n, c, n))
     for point, block in enumerate(blocks_of(sites)):
         big[:, point, :, point] = block
-    big = big.reshape(c * n, c * n)
-    covariance = np.linalg.inv(np.linalg.inv(full) + big)
+    return full, np.linalg.inv(np.linalg.inv(full) + big.reshape(c * n, c * n))
+
+
+def brute(prior, sites, query):
+    """Mean, covariance, KL, log Z and query marginals by inverting (CN, CN) matrices; K must be regular."""
+    a, h = np.ravel(prior.mean), np.ravel(sites.shift)
+    c, n = prior.mean.shape
+    full, covariance = dense(prior, sites)
     mean = covariance @ (np.linalg.solve(full, a) + h)
     step = mean - a
     inverse = np.linalg.inv(full)
@@ -196,6 +201,48 @@ def test_draws_have_the_moments_of_the_posterior(kind):
 
 
 @double
+def test_the_root_of_the_covariance_of_all_latents():
+    task = problem(5, scale=3.0)
+    sites = some_sites("star", task.y)
+    posterior, *_ = algebra(task.prior, sites, task.query)
+    root = jax.jit(covariance_root)(posterior, task.prior)
+    np.testing.assert_allclose(root @ root.T, dense(task.prior, sites)[1], atol=1e-9)
+
+
+@double
+def test_differences_are_those_from_the_first_class_that_exists():
+    """(C6): D Sigma D^T and D m with D = I - 1 e_r^T, 0 at r and at classes that do not exist."""
+    rng = np.random.default_rng(2)
+    factor, mean = rng.normal(size=(2, 4, 4)), jnp.asarray(rng.normal(size=(4, 2)))
+    whole = JointMarginals(mean, jnp.asarray(factor @ np.swapaxes(factor, 1, 2)))
+    for real, first in ((None, 0), (np.array([False, True, True, False]), 1)):
+        found = whole.differences(None if real is None else jnp.asarray(real))
+        matrix = np.eye(4) - np.outer(np.ones(4), np.eye(4)[first])
+        matrix[~(np.ones(4, bool) if real is None else real)] = 0.0
+        np.testing.assert_allclose(found.mean, matrix @ mean, atol=1e-14)
+        np.testing.assert_allclose(found.covariance, matrix @ np.asarray(whole.covariance) @ matrix.T, atol=1e-13)
+
+
+@double
+def test_a_class_of_probability_zero_has_no_gradient_and_leaves_the_others_theirs():
+    """As one that is masked, or far below the others in single precision."""
+    task, rng = problem(5), np.random.default_rng(3)
+    f, direction = jnp.asarray(rng.normal(size=(2, CLASSES, POINTS)))
+    real = jnp.arange(CLASSES) != 1
+
+    @jax.jit
+    @jax.value_and_grad
+    def log_z(f):
+        p = jax.nn.softmax(jnp.where(real[:, None], f, -jnp.inf), axis=0)
+        return log_normaliser(task.prior, SimplexSites(jnp.zeros_like(f), p, jnp.ones_like(f)))
+
+    _, slope = log_z(f)
+    change = (log_z(f + 1e-5 * direction)[0] - log_z(f - 1e-5 * direction)[0]) / 2e-5
+    np.testing.assert_array_equal(slope[1], 0.0)
+    np.testing.assert_allclose(jnp.sum(slope * direction), change, rtol=1e-7)
+
+
+@double
 def test_semidefinite_cholesky_of_any_rank():
     rng = np.random.default_rng(0)
     for rank in range(5):
@@ -206,6 +253,19 @@ def test_semidefinite_cholesky_of_any_rank():
         np.testing.assert_array_equal(np.triu(root, 1), 0.0)
         slope = jax.grad(lambda value: jnp.sum(semidefinite_cholesky(value) ** 2))(blocks)
         assert np.isfinite(slope).all()
+
+
+@double
+def test_the_positive_part_drops_negative_eigenvalues_and_counts_them():
+    """Not what is negative by rounding alone; derivatives pass unclipped."""
+    rng = np.random.default_rng(4)
+    vectors, values = np.linalg.qr(rng.normal(size=(2, 3, 3)))[0], np.array([[2.0, -1.0, 0.5], [1.0, -1e-16, 3.0]])
+    blocks, expected = (np.einsum("nci,ni,ndi->ncd", vectors, part, vectors) for part in (values, values.clip(0)))
+    change = jnp.asarray(rng.normal(size=blocks.shape))
+    kept, moved, count = jax.jvp(positive_part, (jnp.asarray(blocks),), (change,), has_aux=True)
+    np.testing.assert_allclose(kept, expected, atol=1e-14)
+    np.testing.assert_array_equal(moved, change)
+    assert count == 1
 
 
 @double
