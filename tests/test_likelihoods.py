@@ -17,7 +17,7 @@ import models.likelihoods
 from models import LIKELIHOODS
 from models.expectations import GaussHermite, MonteCarlo, expect
 from models.gaussian import Marginals
-from models.likelihoods import LabelRegression, Softmax
+from models.likelihoods import LabelRegression, LogisticSoftmax, Softmax
 from models.likelihoods.base import Likelihood
 
 CLASSES, POINTS = 3, 6
@@ -191,6 +191,18 @@ def test_expected_log_prob_without_variance_is_log_prob(likelihood, sampled):
     np.testing.assert_allclose(value, log_prob(likelihood, Y, f), atol=1e-10)
 
 
+@double
+def test_a_temperature_divides_the_latents():
+    """(LS7): densities and expectations at tau are those of f / tau, of mean m / tau and variance v / tau^2, at 1."""
+    plain, sharp, m = LogisticSoftmax(), LogisticSoftmax(temperature=0.7), random_marginals(5)
+    scaled = Marginals(m.mean / 0.7, m.variance / 0.7**2)
+    np.testing.assert_allclose(log_prob(sharp, Y, m.mean), log_prob(plain, Y, scaled.mean), rtol=1e-12)
+    for points in (None, MonteCarlo(8).points(jax.random.key(1), CLASSES)):
+        np.testing.assert_allclose(expected(sharp, Y, m, points), expected(plain, Y, scaled, points), rtol=1e-10)
+    key = jax.random.key(0)
+    np.testing.assert_allclose(predict(key, sharp, m), predict(key, plain, scaled), rtol=1e-10)
+
+
 def test_single_precision_is_near_double_precision(likelihood):
     marginals = random_marginals(8)
     with jax.enable_x64(True):
@@ -323,3 +335,10 @@ def test_the_published_rule_of_label_regression_is_chosen_by_name():
     assert learned.rule == "sigmoid" and jax.tree.map(lambda leaf: leaf, learned).rule == "sigmoid"
     with pytest.raises(ValueError, match="rule must be"):
         LabelRegression(rule="probit")
+
+
+def test_noise_and_temperature_are_positive():
+    with pytest.raises(ValueError, match=r"noise must be positive, got -0.1"):
+        LabelRegression(noise=-0.1)
+    with pytest.raises(ValueError, match=r"temperature must be positive, got 0.0"):
+        LogisticSoftmax(temperature=0.0)

@@ -236,6 +236,12 @@ def log_densities(likelihood: Likelihood, f: Float[Array, "C N"]) -> Float[Array
     return jax.vmap(lambda label: likelihood.log_prob(label, f))(labels)
 
 
+def check_positive(name: str, value: object) -> None:
+    """Raises ValueError for a float that is not positive; whatever else JAX builds trees of is taken as it is."""
+    if isinstance(value, float) and not value > 0:
+        raise ValueError(f"{name} must be positive, got {value}")
+
+
 def one_hot(y: Int[Array, " N"], classes: int, dtype: jnp.dtype = jnp.float32) -> Float[Array, "C N"]:
     """Y with Y[c, n] = 1 where y_n = c."""
     return jax.nn.one_hot(y, classes, axis=0, dtype=dtype)

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from models.block_gaussian import JointMarginals
 from models.expectations import Points
 from models.gaussian import Marginals
-from models.likelihoods.base import one_hot
+from models.likelihoods.base import check_positive, one_hot
 
 
 @jax.tree_util.register_dataclass
@@ -20,7 +20,7 @@ class LabelRegression:
     """Density prod_c N(2 Y_c - 1; f_c, s2), with noise variance s2.
 
     rule: class probabilities from the "density" normalised over the label (R5), or by the published "sigmoid" of every
-    posterior mean (R6). Raises ValueError for other rules.
+    posterior mean (R6). Raises ValueError for other rules, and for noise that is not positive.
     """
 
     noise: float | Float[Array, ""] = 0.1
@@ -31,6 +31,7 @@ class LabelRegression:
     def __post_init__(self) -> None:
         if self.rule not in ("density", "sigmoid"):
             raise ValueError(f'rule must be "density" or "sigmoid", got {self.rule!r}')
+        check_positive("noise", self.noise)
 
     def parameters(self) -> dict[str, float | Array]:
         """log s2."""

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from models.block_gaussian import JointMarginals
 from models.expectations import Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
 from models.gaussian import Marginals, Sites
-from models.likelihoods.base import CategoricalLabels, one_hot, own, present, present_or_zero
+from models.likelihoods.base import CategoricalLabels, check_positive, one_hot, own, present, present_or_zero
 from models.polya_gamma import (
     PolyaGamma,
     log_cosh_half,
@@ -54,13 +54,17 @@ class LogisticSoftmaxFactors(NamedTuple):
 class LogisticSoftmax(CategoricalLabels):
     """Logistic-softmax with temperature tau: where all f < 0 it sharpens as tau falls, and it is softmax-like.
 
-    prediction_draws: size of the Monte-Carlo rule of `predict`.
+    prediction_draws: size of the Monte-Carlo rule of `predict`. Raises ValueError for a temperature that is not
+    positive.
     """
 
     temperature: float | Float[Array, ""] = 1.0
     prediction_draws: int = field(default=512, metadata={"static": True})
 
     prior_mean: ClassVar[float | None] = -3.0
+
+    def __post_init__(self) -> None:
+        check_positive("temperature", self.temperature)
 
     def parameters(self) -> dict[str, float | Array]:
         """log tau."""
