@@ -15,13 +15,14 @@ from inference.outer.loss import Recipe
 from inference.outer.svi import Trainer, make_trainer
 from runners.build import Model, keys
 from runners.configuration import RunConfig
+from runners.data import training_classes
 from runners.overrides import ConfigError
 from tasks import Dataset, Task, sample_task
 from tasks.augmentation import AUGMENTATIONS, augment
 
 
 def build_trainer(model: Model, dataset: Dataset) -> Trainer:
-    """The outer loop on a training split."""
+    """The outer loop on a training split, less the classes that are held out of it."""
     config = model.config
     recipe = Recipe(
         model.likelihood,
@@ -35,7 +36,7 @@ def build_trainer(model: Model, dataset: Dataset) -> Trainer:
         keys(config.seed)[1],
         model.deep_kernel,
         recipe,
-        jax.tree_util.Partial(sampler(config), dataset),
+        jax.tree_util.Partial(sampler(config), training_classes(config, dataset)),
         build_optimiser(config),
         classes=config.way,
         tasks_per_step=config.tasks_per_step,
@@ -49,8 +50,9 @@ def sampler(config: RunConfig) -> Callable[[Dataset, Key[Array, ""]], Task]:
 
     def draw(images: Dataset, key: Key[Array, ""]) -> Task:
         task = sample_task(key, images, config.way, config.shot, config.query)
-        # One call for all images of the task: every image is changed by its own key.
-        changed = augment(jax.random.fold_in(key, 1), jnp.concatenate([task.x_support, task.x_query]), augmentation)
+        # One call for all images of the task: every image is changed by its own key. `sample_task` splits the key in
+        # two, which are fold_in(key, 0) and fold_in(key, 1).
+        changed = augment(jax.random.fold_in(key, 2), jnp.concatenate([task.x_support, task.x_query]), augmentation)
         shots = len(task.x_support)
         return Task(changed[:shots], task.y_support, changed[shots:], task.y_query)
 
