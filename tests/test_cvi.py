@@ -1,5 +1,7 @@
 """The curvature of CVI's target: expected instead of differentiated, and along the common shift of block sites."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,12 @@ import pytest
 from problems import FixedPoints, double, problem
 
 from inference.inner import Code, Mask, cvi, fit
-from models.expectations import GaussHermite, MonteCarlo
-from models.gaussian import GaussianPrior
+from inference.inner.cavi import _residual as cavi_residual
+from inference.inner.cvi import _add, _inner, _residual, _secant_length
+from models.block_gaussian import BlockPosterior
+from models.dense_sites import BlockSites
+from models.expectations import GaussHermite, MonteCarlo, expect
+from models.gaussian import GaussianPrior, Marginals, Sites
 from models.likelihoods import LogisticSoftmax, OneVsEach, Softmax
 
 CLASSES = 3
@@ -41,6 +47,74 @@ def test_the_expected_curvature_is_that_of_the_likelihood_over_the_same_nodes():
         np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
 
+@double
+def test_the_inner_product_of_sites_is_the_covariance_of_their_logarithms():
+    """(C4): Cov(h.u - u.L u / 2, h'.u - u.L' u / 2) for u ~ N(0, Sigma), by a rule that is exact for degree 6."""
+    rng, classes, points = np.random.default_rng(0), 2, 3
+    root = rng.normal(size=(points, classes, classes))
+    sigma = jnp.asarray(root @ np.swapaxes(root, 1, 2))
+    rule = GaussHermite(4).points(jax.random.key(0), classes, jnp.float64)
+    shifts, weights = jnp.asarray(rng.normal(size=(2, 2, classes, points)))
+    blocks = jnp.asarray(rng.normal(size=(2, points, classes, classes)))
+    blocks = blocks + jnp.swapaxes(blocks, 2, 3)
+    coupled = BlockPosterior(jnp.zeros((classes, points)), sigma, None, None, None)
+    alone = Marginals(coupled.mean, coupled.variance)
+    pairs = [[BlockSites(shifts[i], blocks[i]) for i in (0, 1)], [Sites(shifts[i], weights[i]) for i in (0, 1)]]
+    for posterior, q, made in zip((coupled, alone), (coupled.marginals, alone), pairs, strict=True):
+
+        def logs(u, made=made):
+            return jnp.stack([jnp.sum(one.shift * u - 0.5 * u * one.times(u), axis=0) for one in made])
+
+        mean = expect(logs, q, rule)
+        covariance = expect(lambda u, logs=logs, mean=mean: jnp.prod(logs(u) - mean, axis=0), q, rule)
+        np.testing.assert_allclose(_inner(posterior, *made), jnp.sum(covariance), rtol=1e-10)
+
+
+def test_the_length_of_a_step_is_the_secant_within_its_limits():
+    """rho <d, d> / <d, d - d'>: at most 3 rho and the limit, at least 0.02; the limit where curvature is negative."""
+    one = jnp.ones((2, 3))
+    d, q = Sites(one, one), Marginals(one, one)
+
+    def length(rho, share, limit=8.0):
+        return float(_secant_length(jnp.asarray(rho), d, jax.tree.map(lambda leaf: share * leaf, d), q, limit))
+
+    shares = {2.0: 0.25, 0.5: 1.0, 0.25: 1.5, -1.0: 1.5, 1e4: 0.02}
+    for share, expected in shares.items():
+        assert length(0.5, share) == pytest.approx(expected)
+    assert length(4.0, 0.1) == 8.0 and length(0.5, 0.1, limit=1.0) == 1.0
+    nothing = Sites(0 * one, 0 * one)
+    assert _secant_length(jnp.asarray(0.5), nothing, nothing, q, 8.0) == 1.0
+    beyond = _add(d, jnp.asarray(2.0), jax.tree.map(jnp.negative, d))  # a precision never becomes negative
+    assert (beyond.shift == -1).all() and (beyond.precision == 0).all()
+
+
+def test_the_residual_sees_both_halves_of_the_fixed_point():
+    """(C3): alpha against the slope, and W against W^ in units of 1 / v; either alone calls unsettled sites settled."""
+    zero, variance = jnp.zeros((2, 3)), jnp.full((2, 3), 4.0)
+    slope = zero.at[1, 2].set(10.0)
+    at_rest, spread = Marginals(zero, variance), variance.T[:, :, None] * jnp.eye(2)
+    coupled = BlockPosterior(zero, spread, slope, None, None)
+    moved = zero.at[0, 1].set(0.3)  # where the slope is 0
+
+    def of_cvi(alpha, precision):
+        posterior = SimpleNamespace(alpha=alpha, variance=variance)
+        return _residual(posterior, Sites(zero, precision), slope, Sites(zero, zero))
+
+    for of_diagonal in (
+        of_cvi,
+        lambda alpha, precision: cavi_residual(Sites(alpha, precision), Sites(slope, zero), at_rest),
+    ):
+        assert of_diagonal(slope, zero) == 0
+        assert of_diagonal(slope, moved) == pytest.approx(0.3 * 4)
+        assert of_diagonal(slope + moved, zero) == pytest.approx(0.3)
+        assert of_diagonal(1.5 * slope, zero) == pytest.approx(0.5)  # relative to a slope above 1
+    blocks = jnp.zeros((3, 2, 2))
+    target = BlockSites(zero, blocks)
+    between = BlockSites(zero, blocks.at[1, 0, 1].set(0.3).at[1, 1, 0].set(0.3))
+    assert _residual(coupled, between, slope, target) == pytest.approx(0.3 * 4)
+    assert _residual(coupled._replace(alpha=slope + moved), target, slope, target) == pytest.approx(0.3)
+
+
 def check_nothing_is_clipped(likelihood, classes, points, scales, steps=12, last=12, **settings):
     """In the last steps W^ is positive semi-definite, and it is 0 along the common shift, over few nodes."""
     kernel = cvi(likelihood, covariance="block", **settings)
@@ -48,7 +122,7 @@ def check_nothing_is_clipped(likelihood, classes, points, scales, steps=12, last
     for seed, scale in enumerate(scales):
         task = problem(seed, classes=classes, points=points, scale=scale, mean=False)
         state, info = run(task.prior, task.y)
-        assert info.clipped[-last:].max() == 0 and (info.code == Code.OK).all()
+        assert info.clipped[-last:].max() == 0 and (info.code == Code.OK).all() and state.rho <= 1
         blocks = np.asarray(state.target.precision)
         assert np.abs(blocks.sum(1)).max() < 1e-4 * np.abs(blocks).max()
 

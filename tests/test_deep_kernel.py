@@ -18,11 +18,11 @@ SHAPE = (16, 16, 1)
 CELLS = [("mlp", "cosine-bn"), ("mlp", "poly1"), ("identity", "rbf")]
 
 
-def build(backbone="mlp", kernel="cosine-bn", classes=3):
+def build(backbone="mlp", kernel="cosine-bn", classes=3, mean=None):
     rngs = nnx.Rngs(0)
     width = {} if backbone == "identity" else {"width": 8}
     network = models.BACKBONES[backbone](SHAPE, rngs=rngs, **width)
-    return DeepKernel(network, models.KERNELS[kernel](), rngs=rngs, classes=classes)
+    return DeepKernel(network, models.KERNELS[kernel](), rngs=rngs, classes=classes, mean=mean)
 
 
 def images(seed, *leading):
@@ -47,6 +47,16 @@ def test_prior_and_query_are_the_kernel_of_the_features(backbone, kernel):
     assert new.mean.shape == (3, 4)
     if prior.root is not None:
         np.testing.assert_allclose(prior.root @ prior.root.T, prior.covariance, **tolerance)
+
+
+def test_a_learned_mean_is_that_of_support_and_queries_alike():
+    """(G7) goes back to it far from the data; its prior is centred where it starts."""
+    model = build("identity", "linear", mean=-3.0)
+    assert float(model.priors()["mean"].loc) == model.hyperparameters()["mean"] == -3.0
+    model.hyper["mean"][...] = jnp.asarray(-4.0)
+    prior, query = model.prior(images(1, 6)), model.query(images(1, 6), images(2, 4))
+    assert prior.mean.shape == (3, 6) and (prior.mean == -4).all()
+    assert query.mean.shape == (3, 4) and (query.mean == -4).all()
 
 
 def test_bytes_and_numbers_give_the_same_features():

@@ -1,13 +1,15 @@
 """ArviZ data of every kind of posterior, k-hat and PSIS-LOO, against closed forms."""
 
 import re
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.infer import MCMC
 from problems import double, problem
-from scipy.special import log_softmax, logsumexp
+from scipy.special import log_softmax, logsumexp, softmax
 from scipy.stats import norm
 
 from inference import diagnostics
@@ -24,9 +26,11 @@ from inference.diagnostics import (
 )
 from inference.inner import cavi, cvi, exact, fit, gibbs, gradient, laplace
 from inference.mcmc import EllipticalSliceKernel
+from inference.posterior_draws import about_queries
 from inference.predictive import predict
-from models.gaussian import condition, covariance, log_normaliser
+from models.gaussian import Sites, condition, covariance, draw, log_normaliser, prior_root
 from models.likelihoods import LabelRegression, OneVsEach, Softmax
+from models.likelihoods.base import log_densities
 from runners import diagnose
 
 GROUPS = {"posterior", "posterior_predictive", "log_likelihood", "sample_stats", "observed_data"}
@@ -71,6 +75,38 @@ def test_draws_have_the_moments_of_their_posterior(name):
         between_classes = np.einsum("dcn,den->nce", centred, centred) / 4000
         scale = np.sqrt(np.einsum("cn,en->nce", q.variance, q.variance) * 2 / 4000)
         assert (np.abs(between_classes - q.covariance) < 5 * scale).all()
+
+
+@double
+def test_joint_draws_are_those_of_the_sites_of_a_posterior():
+    """(G4) gives the sites back: h = alpha + W m."""
+    task = problem(0, points=4)
+    sites = Sites(*LabelRegression(noise=0.5).gaussian_sites(task.y, 3))
+    root = prior_root(task.prior).factor
+
+    @jax.jit
+    def both(key):
+        posterior, keys = condition(task.prior, sites), jax.random.split(key, 2)
+        expected = jax.vmap(lambda one: draw(one, task.prior, sites, root))(keys)
+        return draw_latents(key, posterior, task.prior, 2)[0], expected
+
+    np.testing.assert_allclose(*both(jax.random.key(1)), rtol=1e-8)
+
+
+def test_latents_at_queries_given_latents_have_the_moments_of_the_prior():
+    """f_* given f: mean a_* + k_* K^-1 (f - a), variance k_** - k_* K^-1 k_*^T."""
+    task, count = problem(2, points=5), 4000
+    prior, query = task.prior, task.query
+    f = prior.mean + jnp.asarray(np.random.default_rng(0).normal(size=prior.mean.shape), jnp.float32)
+    given = jnp.broadcast_to(f, (1, count, *f.shape))
+    found = jax.jit(lambda key: about_queries(key, Softmax(), prior, query, given))(jax.random.key(0))
+    gain = np.linalg.solve(np.asarray(prior.covariance, np.float64), np.asarray(query.cross, np.float64).T).T
+    variance = query.variance - np.sum(gain * query.cross, axis=1)
+    drawn = np.asarray(found["f_query"][0], np.float64)
+    mean = query.mean + (f - prior.mean) @ gain.T
+    assert (np.abs(drawn.mean(0) - mean) < 5 * np.sqrt(variance / count) + 1e-3).all()
+    np.testing.assert_allclose(drawn.var(0), np.broadcast_to(variance, mean.shape), rtol=6 * np.sqrt(2 / count))
+    np.testing.assert_allclose(found["density"][0], softmax(drawn, axis=1).swapaxes(1, 2), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -126,13 +162,17 @@ def test_predictions_of_draws_are_those_of_the_posterior():
     assert np.isfinite(summary_table(data)["ess_bulk"]).all() and np.isnan(summary_table(data)["r_hat"]).all()
 
 
-@pytest.mark.slow
 @double
 def test_the_ratio_of_an_exact_posterior_is_constant():
-    task = problem(0, points=5)
-    kernel, likelihood, state, _ = fitted("exact", task, steps=1)
-    ratios = log_ratios(jax.random.key(0), kernel, state, task.prior, likelihood, task.y, 50)
-    np.testing.assert_allclose(ratios, state.log_scale, rtol=1e-9)
+    task = problem(0, points=4)
+    make, likelihood = KERNELS["exact"]
+
+    @jax.jit
+    def both(key):
+        state = make(likelihood).init(key, task.prior, task.y, None)
+        return log_ratios(key, make(likelihood), state, task.prior, likelihood, task.y, 50), state.log_scale
+
+    np.testing.assert_allclose(*both(jax.random.key(0)), rtol=1e-9)
 
 
 @pytest.mark.slow
@@ -192,6 +232,24 @@ def test_loo_of_label_regression_is_the_closed_form():
     labels = log_softmax(2 * mean / variance, axis=0)[task.y, np.arange(8)]
     np.testing.assert_allclose(of_labels.pointwise, labels, atol=0.1)
     np.testing.assert_allclose(of_labels.elpd, labels.sum(), atol=0.2)
+
+
+def test_loo_of_labels_divides_by_all_labels_with_the_same_weights():
+    """log sum_d w_d p(y | f_d) - log sum_d w_d sum_k p(k | f_d); psis_loo where the second is 1."""
+    f = jnp.asarray(np.random.default_rng(0).normal(size=(1, 400, 3, 5)), jnp.float32)
+    y = jnp.asarray([0, 1, 2, 0, 1])
+    for likelihood in (Softmax(), OneVsEach()):
+        every = np.asarray(jax.jit(jax.vmap(partial(log_densities, likelihood)))(f[0]), np.float64)
+        own = np.take_along_axis(every, np.asarray(y)[None, None], axis=1)[:, 0]
+        data = diagnostics._from_groups({"posterior": {"f": f}, "log_likelihood": {"y": own[None]}}, {}, {})
+        found, plain = label_loo(data, likelihood), psis_loo(data)
+        weights = np.exp(diagnostics._smoothed_log_weights(own))
+        ratio = (weights * np.exp(own)).sum(0) / (weights[:, None] * np.exp(every)).sum((0, 1))
+        np.testing.assert_allclose(found.pointwise, np.log(ratio), rtol=1e-4)
+        np.testing.assert_allclose(
+            [found.elpd, found.se], [np.log(ratio).sum(), np.log(ratio).std() * 5**0.5], rtol=1e-4
+        )
+        assert np.allclose(found.pointwise, plain.pointwise, rtol=1e-4) == isinstance(likelihood, Softmax)
 
 
 @pytest.mark.slow

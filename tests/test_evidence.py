@@ -9,10 +9,11 @@ import pytest
 from cells import CLASSES, each_deterministic_cell, fitting, kernel_for, sampled_nodes
 from problems import double, problem
 
-from inference.evidence import annealed_evidence, bound, quadrature_evidence
+from inference.evidence import _annealed_log_weight, annealed_evidence, bound, quadrature_evidence
 from inference.inner import cvi, fit
 from models import LIKELIHOODS
 from models.expectations import GaussHermite
+from models.gaussian import Sites, condition
 from models.likelihoods import LabelRegression
 
 KEY = jax.random.key(0)
@@ -79,6 +80,22 @@ def test_annealing_finds_what_quadrature_finds(name):
     expected = exact_evidence(task, likelihood) if closed else quadrature_evidence(task.prior, likelihood, task.y)
     print(f"{name}: {found.value:.4f} +- {found.error:.4f} by annealing, {expected:.4f} expected")
     assert found.error < 0.1 and abs(found.value - expected) < 4 * found.error
+
+
+def test_annealing_is_unbiased_in_few_steps():
+    """E exp(-(u - 2)^2) = exp(-4/3) / sqrt(3), u ~ N(0, 1); in one step the weight is that of the prior's draw."""
+    count = 50_000
+    start, keys = jax.random.normal(KEY, (count, 1, 1)), jax.random.split(jax.random.key(1), count)
+
+    def data(u):
+        return -jnp.sum((u - 2.0) ** 2)
+
+    def weights(steps):
+        return np.asarray(jax.jit(jax.vmap(lambda key, u: _annealed_log_weight(key, data, u, steps)))(keys, start))
+
+    np.testing.assert_allclose(weights(1), -((start[:, 0, 0] - 2) ** 2), rtol=1e-5)
+    weight = np.exp(weights(3), dtype=np.float64)
+    assert abs(weight.mean() - np.exp(-4 / 3) / np.sqrt(3)) < 5 * weight.std() / np.sqrt(count)
 
 
 @functools.cache
@@ -153,6 +170,14 @@ def test_block_sites_are_below_the_evidence_and_above_diagonal_ones(likelihood):
         diagonal, block = (value(task.prior, task.y, covariance) for covariance in ("diagonal", "block"))
         print(f"{likelihood}: log p(y) {evidence:.3f} +- {error:.3f}, block {block:.3f}, diagonal {diagonal:.3f}")
         assert diagonal < block + 1e-6 and block < evidence + 4 * error
+
+
+@double
+def test_the_bound_of_an_exact_posterior_is_the_evidence():
+    task, likelihood = problem(0, points=4), LabelRegression(noise=0.5)
+    q = condition(task.prior, Sites(*likelihood.gaussian_sites(task.y, CLASSES)))
+    found = jax.jit(lambda: bound(KEY, likelihood, q, task.y, draws=32))()
+    np.testing.assert_allclose(found.value, exact_evidence(task, likelihood), rtol=1e-9)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
 from inference.inner import Code, cavi, cvi, exact, fit, fit_to_tolerance, laplace
-from inference.outer.hypergradients import implicit
+from inference.outer.hypergradients import implicit, sites
 from inference.outer.objectives import EmbeddedTask, Inner
 from inference.outer.svi import latent_process
 from models import KERNELS
@@ -264,7 +264,8 @@ def test_laplace_evidence_is_the_textbook_formula(likelihood):
 
 def claims():
     """Each pair with the modes in which it is exact: Laplace through its mode only. Most compile for long: slow."""
-    quick = {("cavi logistic-softmax", "elbo", "sites"), ("laplace softmax", "predictive", "implicit")}
+    quick = {("laplace softmax", "predictive", "implicit")}
+    quick |= {("cavi logistic-softmax", objective, "sites") for objective in ("elbo", "evidence")}
     for name in CLAIMS:
         modes = [("elbo", "implicit"), ("predictive", "implicit")]
         modes += (
@@ -295,10 +296,34 @@ def test_every_claim_of_an_exact_hypergradient(name, objective, hypergradient):
 
 
 @double
-def test_an_implicit_hypergradient_short_of_the_fixed_point_is_reported():
-    task, kernel = problem(0, points=5), cvi(Softmax(), expectation=MonteCarlo(64))
-    fitted = jax.jit(lambda: implicit(jax.random.key(7), kernel, task.prior, task.y, None, 1))()
-    assert fitted.info.code == Code.IMPLICIT_UNRELIABLE
+def test_an_implicit_hypergradient_short_of_the_fixed_point_or_with_clips_is_reported():
+    """One full step on label regression arrives; what the step reports is then changed."""
+    task, kernel = problem(0, points=4), cvi(LabelRegression(), rho=1.0)
+
+    @jax.jit
+    def code(distance, clips):
+        def step(*arguments):
+            state, info = kernel.step(*arguments)
+            return state, info._replace(residual=info.residual + distance, clipped=info.clipped + clips)
+
+        return implicit(jax.random.key(7), kernel._replace(step=step), task.prior, task.y, None, 1).info.code
+
+    assert code(0.0, 0) == Code.OK
+    for distance, clips in ((0.1, 0), (np.nan, 0), (0.0, 1)):
+        assert code(distance, clips) == Code.IMPLICIT_UNRELIABLE
+
+
+@double
+def test_no_gradient_of_the_likelihood_crosses_sites_that_are_stopped():
+    task = problem(0, points=4)
+
+    @jax.jit
+    @jax.grad
+    def through_the_posterior(log_noise):
+        kernel = cvi(LabelRegression().with_parameters({"log_noise": log_noise}), rho=1.0)
+        return jnp.sum(sites(jax.random.key(7), kernel, task.prior, task.y, None, 1).posterior.mean)
+
+    assert through_the_posterior(-1.0) == 0
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from problems import problem
 from scipy.stats import ks_2samp, kstest, norm
 
 from inference.diagnostics import summary_table, to_arviz
-from inference.inner import fit, gibbs
+from inference.inner import Code, Info, fit, gibbs
 from inference.inner.base import SAMPLER_STEPS, fit_pooled, settle
 from inference.inner.gibbs import GibbsState
 from inference.mcmc import GibbsKernel, nuts
@@ -323,6 +323,23 @@ def test_a_settled_sampler_holds_draws_of_several_sweeps_and_ends_with_the_last(
     np.testing.assert_allclose(state.f[-chains:], last.f, rtol=1e-4, atol=1e-4)
     assert len(np.unique(state.f[:, 0, 0])) == draws
     np.testing.assert_array_equal(state.y, task.y)
+
+
+@pytest.mark.parametrize(
+    ("chains", "sweeps"), [(1, range(25, 50)), (4, range(34, 50)), (20, (31, 37, 43, 49)), (100, (49,))]
+)
+def test_kept_sweeps_are_spread_over_the_second_half(chains, sweeps):
+    """A sampler whose state is the number of its last sweep."""
+    info = Info(jnp.zeros(()), jnp.zeros(()), jnp.asarray(Code.OK), jnp.asarray(0))
+    counter = gibbs(OneVsEach())._replace(
+        init=lambda key, prior, y, mask: jnp.asarray(-1),
+        step=lambda key, state, prior, y, mask: (state + 1, info),
+        sites=lambda state: jnp.zeros(chains),
+        pool=lambda states: states,
+    )
+    task = problem(0, points=4)
+    assert SAMPLER_STEPS == 50
+    assert fit_pooled(jax.random.key(0), counter, task.prior, task.y)[0].tolist() == list(sweeps)
 
 
 @pytest.mark.slow

@@ -112,6 +112,8 @@ def test_quarter_turns_are_classes_of_their_own(turned, equal):
     for k in range(turned.classes):
         upright = np.asarray(equal.images)[np.asarray(equal.index)[k // 4]]
         np.testing.assert_array_equal(flat[np.asarray(turned.index)[k]], np.rot90(upright, k % 4, axes=(1, 2)))
+    lopsided = make_dataset(np.zeros((5, SIZE, SIZE, 1), np.uint8), np.array([0, 0, 0, 1, 1]), rotations=4)
+    assert lopsided.counts.tolist() == [3] * 4 + [2] * 4
 
 
 def test_other_classes_are_not_in_the_task(unequal):
