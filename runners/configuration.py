@@ -12,6 +12,7 @@ from runners.overrides import ConfigError, Override, check_overrides, converted
 from tasks.augmentation import AUGMENTATIONS
 
 AUTO = "auto"
+TRAINING, HELD_OUT = "training", "held-out"  # classes
 REGISTRIES: dict[str, Mapping[str, Callable]] = {
     "likelihood": models.LIKELIHOODS,
     "inference": inference.INFERENCE,
@@ -29,8 +30,10 @@ class TrainerSettings:
     """Fields of `--set trainer.*`: the optimiser, and how often a run is looked at.
 
     validate_every: optimiser steps, 0 for a twentieth of the run but at least 250. *_episodes: sizes of the fixed sets
-    of episodes; temperature_classes: training classes that the temperature is fitted on, at most. augment: random
-    changes of the training images, one of `tasks.augmentation.AUGMENTATIONS`.
+    of episodes; temperature_classes: training classes that the temperature is fitted on, at most; temperature_from:
+    which, "training" for any, "held-out" for a fifth of them that no step is taken on, so that they are as new to the
+    network as those of a user. augment: random changes of the training images, one of
+    `tasks.augmentation.AUGMENTATIONS`.
     steps_per_dispatch: optimiser steps that run as one program, 0 for 1 on CPU and up to 50 elsewhere; numbers differ
     by rounding only.
     """
@@ -44,6 +47,7 @@ class TrainerSettings:
     validation_episodes: int = 600
     temperature_episodes: int = 600
     temperature_classes: int = 200
+    temperature_from: str = TRAINING
     test_episodes: int = 600
     steps_per_dispatch: int = 0
 
@@ -52,12 +56,14 @@ class TrainerSettings:
             raise ConfigError(f"trainer.schedule must be constant or cosine, got {self.schedule!r}")
         if self.augment not in (AUTO, *AUGMENTATIONS):
             raise ConfigError(f"trainer.augment must be one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
+        if self.temperature_from not in (TRAINING, HELD_OUT):
+            raise ConfigError(f"trainer.temperature_from must be training or held-out, got {self.temperature_from!r}")
         for entry in fields(self):
             value = getattr(self, entry.name)
             if entry.name in ("validate_every", "steps_per_dispatch"):
                 if value < 0:
                     raise ConfigError(f"trainer.{entry.name} must be at least 0, got {value}")
-            elif entry.name not in ("schedule", "augment") and not value > 0:
+            elif not isinstance(value, str) and not value > 0:
                 raise ConfigError(f"trainer.{entry.name} must be positive, got {value}")
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Key
 import tasks
 from models import deep_kernel
 from runners import automatic
-from runners.configuration import RunConfig
+from runners.configuration import HELD_OUT, RunConfig
 from tasks import DataError, Dataset, Splits, TaskIndices
 from tasks.augmentation import AUGMENTATIONS, augment
 
@@ -57,7 +57,7 @@ def with_queries(config: RunConfig, splits: Splits) -> RunConfig:
     if config.query == 0:
         query = queries(splits.train, config.shot, automatic.TRAINING_QUERIES)
         config = replace(config, query=query, chosen=(*config.chosen, "query"))
-    tasks.check_task_size(splits.train, config.way, config.shot, config.query)
+    tasks.check_task_size(training_classes(config, splits.train), config.way, config.shot, config.query)
     for dataset in (splits.validation, splits.test):
         tasks.check_task_size(dataset, *test_shape(config, dataset))
     return config
@@ -102,12 +102,40 @@ def calibration_episodes(config: RunConfig, train: Dataset, way: int, shot: int)
     Its images are changed at random as those of training are, once each.
     """
     settings = config.trainer
-    known = subset_of_classes(config.seed, train, max(way, settings.temperature_classes))
+    known = subset_of_classes(config.seed, temperature_classes(config, train), max(way, settings.temperature_classes))
     change = jax.jit(augment, static_argnums=2)
     changed = change(jax.random.key(config.seed), known.images, AUGMENTATIONS[settings.augment])
     known = known._replace(images=changed)
-    shape = Shape(way, shot, queries(train, shot, automatic.TEST_QUERIES))
+    shape = Shape(way, shot, queries(known, shot, automatic.TEST_QUERIES))
     return known, draw_episodes(config.seed, "train", known, shape, settings.temperature_episodes)
+
+
+def training_classes(config: RunConfig, train: Dataset) -> Dataset:
+    """The classes of a training split that optimiser steps are taken on."""
+    return _parted(config, train)[0] if config.trainer.temperature_from == HELD_OUT else train
+
+
+def temperature_classes(config: RunConfig, train: Dataset) -> Dataset:
+    """The classes of a training split that the temperature is fitted on: all of them, or those held out for it."""
+    return _parted(config, train)[1] if config.trainer.temperature_from == HELD_OUT else train
+
+
+def held_out_count(config: RunConfig, train: Dataset) -> int:
+    """A fifth of the classes, at least those of a task; quarter turns count with the class that is turned."""
+    return max(config.way, train.classes // train.rotations // 5)
+
+
+def _parted(config: RunConfig, train: Dataset) -> tuple[Dataset, Dataset]:
+    """Both sets of classes, drawn at random; they share the stored images. The turns of a class stay together."""
+    order = np.random.default_rng(config.seed).permutation(train.classes // train.rotations)
+    chosen = np.isin(np.arange(train.classes) // train.rotations, order[: held_out_count(config, train)])
+    index, counts = np.asarray(train.index), np.asarray(train.counts)
+
+    def part(of: np.ndarray) -> Dataset:
+        smallest = int(counts[of].min()) if of.any() else 0
+        return train._replace(index=jnp.asarray(index[of]), counts=jnp.asarray(counts[of]), smallest=smallest)
+
+    return part(~chosen), part(chosen)
 
 
 def subset_of_classes(seed: int, dataset: Dataset, count: int) -> Dataset:

@@ -41,7 +41,7 @@ def _print(found: Assessment) -> None:
     heading = tables.heading(found.splits.name, shape, len(found.episodes.keys), found.test.classes)
     print(heading + (f", images corrupted by {found.config.corruption}" if found.config.corruption else ""))
     print(tables.metrics_table({name: row.summary for name, row in found.rows.items()}))
-    print(tables.temperature_note(found.model.temperature, shape))
+    print(tables.temperature_note(found.model, shape))
     for name in (CALIBRATED, PAPERS):
         if name in found.rows:
             print(tables.calibration_note(name, found.rows[name].temperatures, found.model.config.dataset))

@@ -61,7 +61,7 @@ def _scores(found: Assessment) -> Section:
     corrupted = f", support and query images corrupted by {found.config.corruption}" if found.config.corruption else ""
     notes = [
         f"{heading}{corrupted}. In brackets: 95% intervals over episodes.",
-        tables.temperature_note(found.model.temperature, shape),
+        tables.temperature_note(found.model, shape),
         *(
             tables.calibration_note(name, row.temperatures, found.model.config.dataset)
             for name, row in found.rows.items()

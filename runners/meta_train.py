@@ -96,7 +96,7 @@ def _test(training: Training, splits: Splits) -> dict[str, Any]:
     }
     print(tables.heading(config.dataset, shape, len(episodes.keys), splits.test.classes))
     print(tables.metrics_table(results))
-    print(tables.temperature_note(best.temperature, shape))
+    print(tables.temperature_note(best, shape))
     print(tables.failures_note(raw.failures()), f"In training: {training.failures or 'none'}.")
     return {"temperature": best.temperature, "failures": raw.failures(), "test": results}
 

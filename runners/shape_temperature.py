@@ -5,7 +5,7 @@ from dataclasses import replace
 import tasks
 from runners import scoring
 from runners.build import Model
-from runners.data import calibration_episodes, load_splits
+from runners.data import calibration_episodes, load_splits, temperature_classes
 from tasks.files import downloads_forbidden
 
 MOST_CLASSES, MOST_POINTS = 20, 200  # of an episode that a temperature is fitted on, so that it takes seconds
@@ -39,8 +39,9 @@ def for_user(model: Model, way: int, shot: int, data_root: str | None) -> Model:
             "or give one with --temperature"
         )
         return model
-    way = min(way, train.classes, MOST_CLASSES)
-    return _fitted(model, train, way, max(1, min(shot, train.smallest - 1, MOST_POINTS // way)))
+    known = temperature_classes(trained, train)
+    way = min(way, known.classes, MOST_CLASSES)
+    return _fitted(model, train, way, max(1, min(shot, known.smallest - 1, MOST_POINTS // way)))
 
 
 def _fitted(model: Model, train: tasks.Dataset, way: int, shot: int) -> Model:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from evaluation.out_of_episode import Detection
+from runners.build import Model
+from runners.configuration import HELD_OUT
 from runners.console import format_percent, format_table
 from runners.data import Shape
 
@@ -26,11 +28,12 @@ def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
     return format_table(header, [[name, *_cells(row)] for name, row in results.items()])
 
 
-def temperature_note(temperature: float, shape: Shape) -> str:
+def temperature_note(model: Model, shape: Shape) -> str:
     """Where the temperature comes from."""
+    held_out = model.config.trainer.temperature_from == HELD_OUT
     return (
-        f"Temperature {temperature:.3f}, fitted on queries of {shape.way}-way {shape.shot}-shot episodes of training "
-        "classes; the rows marked raw do without."
+        f"Temperature {model.temperature:.3f}, fitted on queries of {shape.way}-way {shape.shot}-shot episodes of "
+        f"training classes{' that no step was taken on' if held_out else ''}; the rows marked raw do without."
     )
 
 
