@@ -177,6 +177,23 @@ def test_a_step_at_the_fixed_point_moves_nothing_and_the_bound_is_stationary(inf
         assert info.code == Code.OK and info.residual < 1e-7 and info.clipped == 0
 
 
+@double
+def test_laplace_never_lowers_the_log_joint():
+    """At an output scale at which full Newton steps jump between two points, 500 nats down at worst."""
+    task, kernel = problem(1, scale=30.0), kernel_for("laplace", Softmax(), product_nodes())
+
+    @jax.jit
+    def path():
+        def step(state, _):
+            state, info = kernel.step(jax.random.key(0), state, task.prior, task.y)
+            return state, (state.objective, info.residual)
+
+        return jax.lax.scan(step, kernel.init(*start(task)), length=15)[1]
+
+    objective, residual = path()
+    assert np.diff(objective).min() > -1e-9 and residual[-1] < 1e-9
+
+
 # K8: vmap is a loop, and padding with a mask changes nothing
 
 

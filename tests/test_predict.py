@@ -1,6 +1,7 @@
 """FewShotClassifier and predict.py: folders and files of images in, probabilities out, and what they refuse."""
 
 import csv
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -98,11 +99,14 @@ def test_a_padded_task_gives_the_probabilities_of_the_task_itself():
     likelihood, y = LabelRegression(0.3), np.array([0, 0, 2, 1, 3, 0], np.int32)
     images = np.random.default_rng(0).uniform(size=(26, 2, 2, 1))
     x, new = images[:6], images[6:]
-    got = FewShotClassifier(deep_kernel, likelihood, exact(likelihood)).fit(jax.random.key(0), x, y).predict_proba(new)
+    model, key = FewShotClassifier(deep_kernel, likelihood, exact(likelihood)), jax.random.key(0)
+    got = model.fit(key, x, y).predict_proba(new)
     prior, query = deep_kernel.prior(jnp.asarray(x), 4), deep_kernel.query(jnp.asarray(x), jnp.asarray(new), 4)
     posterior = run(jax.random.key(0), exact(likelihood), prior, jnp.asarray(y), steps=1)
     assert got.dtype == np.float64
     np.testing.assert_allclose(got, predict_probabilities(jax.random.key(0), likelihood, posterior, query), rtol=1e-9)
+    flatter = replace(model, temperature=2.0).fit(key, x, y).predict_proba(new)  # applied once, to the real classes
+    np.testing.assert_allclose(flatter, np.sqrt(got) / np.sqrt(got).sum(1, keepdims=True), rtol=1e-9)
 
 
 def test_adding_images_is_fitting_all_of_them(classifier, task, unequal):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.infer import MCMC
-from problems import problem
+from problems import double, problem
 from scipy.stats import ks_2samp, kstest, norm
 
 from inference.diagnostics import summary_table, to_arviz
@@ -20,8 +20,9 @@ from inference.inner.base import SAMPLER_STEPS, fit_pooled, settle
 from inference.inner.gibbs import GibbsState
 from inference.mcmc import GibbsKernel, nuts
 from inference.predictive import predict
-from models.gaussian import GaussianPrior, with_root
+from models.gaussian import GaussianPrior, log_normaliser, with_root
 from models.likelihoods import LogisticSoftmax, OneVsEach
+from models.likelihoods.logistic_softmax import LogisticSoftmaxLatents
 
 LIKELIHOODS = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
 FAMILY = 0.01  # error rate of a family of comparisons; four statistics of two samplers make 8
@@ -340,6 +341,29 @@ def test_kept_sweeps_are_spread_over_the_second_half(chains, sweeps):
     task = problem(0, points=4)
     assert SAMPLER_STEPS == 50
     assert fit_pooled(jax.random.key(0), counter, task.prior, task.y)[0].tolist() == list(sweeps)
+
+
+@double
+def test_evidence_and_bound_of_a_sampler_are_means_over_its_chains():
+    """Of two chains that are alike they are those of one; of two others the mean (OVE 39)."""
+    task, likelihood, rng = problem(0, points=4), LogisticSoftmax(), np.random.default_rng(0)
+    kernel = gibbs(likelihood, chains=2)
+    omega, counts = rng.gamma(1.0, size=(2, 2, 3, 4))
+    drawn = LogisticSoftmaxLatents(*map(jnp.asarray, (np.ones((2, 4)), counts.round(), omega)))
+
+    @jax.jit
+    def values(latents):
+        state = GibbsState(jnp.zeros_like(latents.omega), latents, task.y, None)
+        q = kernel.posterior(state, task.prior)
+        one, sites = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in (q.components, kernel.sites(state)))
+        bound = likelihood.augmented_bound(task.y, one.marginals, likelihood.aux_posterior(task.y, one.marginals))
+        together = kernel.log_evidence(state, task.prior), kernel.elbo(state, q, task.y, None)
+        return jnp.stack(together), jnp.stack([log_normaliser(task.prior, sites), jnp.sum(bound) - one.kl])
+
+    alike = [values(jax.tree.map(lambda leaf, i=i: leaf[jnp.array([i, i])], drawn)) for i in (0, 1)]
+    for together, one in alike:
+        np.testing.assert_allclose(together, one, rtol=1e-12)
+    np.testing.assert_allclose(values(drawn)[0], (alike[0][0] + alike[1][0]) / 2, rtol=1e-12)
 
 
 @pytest.mark.slow
