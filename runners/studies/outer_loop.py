@@ -127,8 +127,8 @@ def _plot(rows: list[Row], path: Path) -> None:
             style = "-" if row["hypergradient"] == "sites" else "--"
             label = f"{row['hypergradient']}, {row['inner_steps']}"
             axis.plot(x, loss, style, color=colours[row["inner_steps"]], label=label)
-        axis.set(xlabel=f"training {against}")
-    axes[0, 0].set_ylabel("validation loss, nats a query")
+        axis.set(xlabel=f"{against} of training steps")
+    axes[0, 0].set_ylabel("validation NLL at temperature 1, nats")
     axes[0, 0].legend(fontsize=7)
     save(figure, path)
 
