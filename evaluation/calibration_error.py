@@ -124,7 +124,7 @@ def equal_mass(p: np.ndarray, bins: int) -> Bins:
     """Bins of the largest probability that hold equally many queries, up to ties."""
     confidence = np.minimum(p.max(-1), 1.0)
     ranked = np.sort(confidence, axis=None)
-    upper = ranked[np.ceil(np.arange(1, bins + 1) * (ranked.size / bins)).astype(int) - 1]
+    upper = ranked[-(-np.arange(1, bins + 1) * ranked.size // bins) - 1]  # ceil(b n / bins), without rounding
     return _of_largest(p, confidence, np.searchsorted(upper, confidence), bins)
 
 

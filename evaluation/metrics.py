@@ -161,6 +161,8 @@ def intervals(rng: np.random.Generator, probabilities: Probabilities, labels: La
         "nll": episode_nll(probabilities, labels),
         "brier": episode_brier(probabilities, labels),
     }
-    found = {name: bootstrap(rng, np.mean, values) for name, values in means.items()}
-    low, high = bootstrap(rng, mean_gap, held.gaps(y), held.counts)
-    return {**found, "ece": Interval(max(low, 0.0), high)}
+    most = {"accuracy": 1.0, "brier": 2.0}
+    found = {
+        name: bootstrap(rng, np.mean, values, least=0.0, most=most.get(name, np.inf)) for name, values in means.items()
+    }
+    return {**found, "ece": bootstrap(rng, mean_gap, held.gaps(y), held.counts, least=0.0, most=1.0)}

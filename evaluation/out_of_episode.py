@@ -147,6 +147,6 @@ def detect(rng: np.random.Generator, inside: DetectionScores, outside: Detection
         failed = ~np.isfinite(scores).all(axis=1)
         is_other = np.broadcast_to(np.arange(scores.shape[1]) >= own.shape[1], scores.shape)
         areas = np.where(failed, 0.5, auroc(np.where(failed[:, None], 0.0, scores), is_other))
-        interval = bootstrap(rng, lambda sample: float(sample.mean()), areas)
+        interval = bootstrap(rng, lambda sample: float(sample.mean()), areas, least=0.0, most=1.0)
         found[name] = Detection(float(areas.mean()), interval, areas)
     return found

@@ -138,11 +138,14 @@ def bootstrap(
     statistic: Callable[..., float],
     *by_episode: np.ndarray,
     draws: int = 1000,
+    least: float = -np.inf,
+    most: float = np.inf,
 ) -> Interval:
     """95% interval of statistic(*by_episode) over E episodes drawn with replacement; every array is [E, ...].
 
     The basic interval 2 t - quantiles, t the statistic itself: where chance raises a statistic (as it does ECE) the
-    resamples raise it once more, and mirroring takes that off. One episode has no spread: the interval is nan.
+    resamples raise it once more, and mirroring takes that off. It is cut off at the least and the most that the
+    statistic can be. One episode has no spread: the interval is nan.
     """
     episodes, value = len(by_episode[0]), statistic(*by_episode)
     if episodes < 2:
@@ -150,7 +153,7 @@ def bootstrap(
     chosen = (rng.integers(0, episodes, size=episodes) for _ in range(draws))
     sample = [statistic(*(array[rows] for array in by_episode)) for rows in chosen]
     low, high = np.quantile(sample, [0.025, 0.975])
-    return Interval(float(2 * value - high), float(2 * value - low))
+    return Interval(*np.clip([2 * value - high, 2 * value - low], least, most).tolist())
 
 
 def _pair_sum(values: np.ndarray, cell: np.ndarray) -> float:

@@ -55,6 +55,15 @@ def test_bins_of_equal_mass_hold_equally_many(bins):
     assert errors.ece_equal_mass(probabilities, labels, bins) == pytest.approx(mean_of(expected, 77))
 
 
+def test_any_number_of_queries_falls_into_bins_of_equal_mass():
+    """15 (500 / 15) is more than 500 in floating point: a bin's end must not be counted that way."""
+    for queries in (*range(1, 300), 500):
+        p = np.linspace(0.5, 1, queries)[None, :, None] * [1, 0] + [0, 1e-3]
+        counts = errors.equal_mass(p, 15).counts.sum(0)
+        assert counts.sum() == queries
+        assert counts.max() - counts.min() <= 1
+
+
 def test_equal_confidences_share_a_bin_in_any_order():
     probabilities, labels = constant_predictions(0.7, 3, 5), np.array([[0] * 5, [1] * 5, [0] * 5])
     for order in ([0, 1, 2], [1, 0, 2]):

@@ -130,3 +130,10 @@ def test_one_episode_has_no_interval():
 def test_two_episodes_have_floors():
     found = floors(np.random.default_rng(0), PROBABILITIES, LABELS, draws=20)
     assert set(found) == set(calibration_error.ERRORS)
+
+
+def test_intervals_stay_where_the_statistic_can_be():
+    values = np.array([1.0, 1.0, 1.0, 1.0, 0.9])
+    free = bootstrap(np.random.default_rng(0), np.mean, values)
+    cut = bootstrap(np.random.default_rng(0), np.mean, values, least=0.0, most=1.0)
+    assert free.high > 1.0 == cut.high and cut.low == free.low
