@@ -3,9 +3,9 @@
 python runners/predict.py RUN_DIR --support DIR_OR_NPZ --query PATH [PATH ...] [--csv FILE]      every flag: --help
 
 --support is a folder with a subfolder for each class, or an .npz file with `images` and `labels`; --query folders,
-images or .npz files with `images`. Images are cropped or fitted as those of the run's own data set were. The
-temperature of the probabilities belongs to a number of classes and of images: where the run was trained with others, it
-is fitted again for yours on training classes of the run.
+images or .npz files with `images`; for a run on embeddings, .npz files with `features`. Images are cropped or fitted as
+those of the run's own data set were. The temperature of the probabilities belongs to a number of classes and of images:
+where the run was trained with others, it is fitted again for yours on training classes of the run.
 """
 
 import csv
@@ -27,6 +27,7 @@ from runners.console import format_percent, format_table
 from runners.flags import OneLineParser, check_output, positive
 from runners.launch import launch
 from tasks import preparation
+from tasks.embeddings import load_features
 from tasks.images import Images, load_labelled, load_unlabelled
 
 SHOWN = 20  # rows of the table; --csv has them all
@@ -52,10 +53,7 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     """
     check_output("--csv", config.csv)
     model = load_run(config.run_dir)
-    shape = model.deep_kernel.backbone.image_shape
-    prepare = preparation(model.config.dataset)
-    support = load_labelled(config.support, shape, prepare)
-    query = _joined([load_unlabelled(path, shape, prepare) for path in config.query])
+    support, query = _load(config, model)
     model = _tempered(model, support, config)
     classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
@@ -73,6 +71,18 @@ def _tempered(model: Model, support: Images, config: PredictionConfig) -> Model:
         return replace(model, temperature=config.temperature)
     classes = len(set(support.labels))
     return shape_temperature.for_user(model, classes, round(len(support.labels) / classes), config.data_root)
+
+
+def _load(config: PredictionConfig, model: Model) -> tuple[Images, Images]:
+    """Support and queries: pictures, prepared as the run's own were, or features."""
+    shape = model.deep_kernel.backbone.image_shape
+    if shape[:2] == (1, 1):
+        width = shape[2]
+        support = load_features(config.support, width, labelled=True)
+        return support, _joined([load_features(path, width, labelled=False) for path in config.query])
+    prepare = preparation(model.config.dataset)
+    support = load_labelled(config.support, shape, prepare)
+    return support, _joined([load_unlabelled(path, shape, prepare) for path in config.query])
 
 
 def _joined(parts: Sequence[Images]) -> Images:

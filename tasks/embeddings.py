@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from tasks.files import Arrays, DataError, read_npz
+from tasks.files import Arrays, DataError
+from tasks.images import Images, read_arrays
 from tasks.photographs import SPLITS
 
 
@@ -24,11 +25,37 @@ def load(path: str, size: int | None = None) -> Splits:
     if size is not None or not file.is_file():
         raise DataError(f"expected an .npz file of features after embeddings:, got {path}, which is none")
     names = tuple(f"{part}_{kind}" for part in SPLITS for kind in ("features", "labels"))
-    arrays = read_npz(file, names)
+    arrays = read_arrays(file, names)
     widths = {part: np.shape(arrays[f"{part}_features"])[-1:] for part in SPLITS}
     if len(set(widths.values())) > 1:
         raise DataError(f"expected features of one size in {path}, got {widths}; use one network for all splits")
     return make_splits(f"embeddings:{path}", {part: _split(arrays, part, path) for part in SPLITS})
+
+
+def load_features(path: str | Path, width: int, labelled: bool) -> Images:
+    """A user's `features` [N, D], and `labels` [N] if asked for, of an .npz file; D is the width that a run expects.
+
+    Raises DataError.
+    """
+    file, names = Path(path), ("features", "labels") if labelled else ("features",)
+    if file.suffix != ".npz" or not file.is_file():
+        raise DataError(f"expected an .npz file with features [N, {width}], as the run was trained on, got {path}")
+    arrays = read_arrays(file, names)
+    features, labels = arrays["features"], arrays.get("labels", np.full(np.shape(arrays["features"])[:1], ""))
+    if features.ndim != 2 or features.shape[1] != width or labels.shape != features.shape[:1] or not len(labels):
+        wanted = f"features [N, {width}]" + (" and labels [N]" if labelled else "")
+        raise DataError(f"expected {wanted} in {path}, got {features.shape} and {labels.shape}; use the run's network")
+    features = _finite(features, f"features of {path}")
+    return Images(
+        features[:, None, None], [f"{path}:{number}" for number in range(len(features))], [str(one) for one in labels]
+    )
+
+
+def _finite(features: np.ndarray, what: str) -> np.ndarray:
+    features = features.astype(np.float32)
+    if not np.isfinite(features).all():
+        raise DataError(f"expected finite numbers in {what}, got NaN or infinity; remove them")
+    return features
 
 
 def _split(arrays: Arrays, part: str, path: str) -> tuple[Dataset, tuple[str, ...]]:
@@ -36,8 +63,6 @@ def _split(arrays: Arrays, part: str, path: str) -> tuple[Dataset, tuple[str, ..
     if features.ndim != 2 or labels.shape != features.shape[:1] or not len(labels):
         shapes = f"{features.shape} and {labels.shape}"
         raise DataError(f"expected {part}_features [I, D] and {part}_labels [I] in {path}, got {shapes}; reshape them")
-    features = features.astype(np.float32)
-    if not np.isfinite(features).all():
-        raise DataError(f"expected finite numbers in {part}_features of {path}, got NaN or infinity; remove them")
+    features = _finite(features, f"{part}_features of {path}")
     classes, number = np.unique(labels, return_inverse=True)
     return make_dataset(features[:, None, None], number), tuple(str(label) for label in classes)

@@ -25,7 +25,7 @@ Prepare = Callable[["Image", Shape], np.ndarray]  # a picture as bytes [H, W, Ch
 
 
 class Images(NamedTuple):
-    """Bytes [N, H, W, Ch], where each came from, and its label, "" where there is none."""
+    """Bytes [N, H, W, Ch], or features [N, 1, 1, D], where each came from, and its label, "" where there is none."""
 
     pixels: np.ndarray
     names: list[str]
@@ -39,7 +39,7 @@ def load_labelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
     """
     path = Path(path)
     if path.suffix == ".npz":
-        arrays = _read(path, ("images", "labels"))
+        arrays = read_arrays(path, ("images", "labels"))
         if len(arrays["labels"]) != len(arrays["images"]):
             counts = f"{len(arrays['images'])} images and {len(arrays['labels'])} labels"
             raise DataError(f"expected one label for every image in {path}, got {counts}")
@@ -60,7 +60,7 @@ def load_unlabelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
     """
     path = Path(path)
     if path.suffix == ".npz":
-        images = _read(path, ("images",))["images"]
+        images = read_arrays(path, ("images",))["images"]
         return _from_array(path, images, [""] * len(images), shape, prepare)
     files = [path] if path.is_file() else image_files(path)
     if not files:
@@ -163,7 +163,8 @@ def _on_paper(picture: "Image") -> "Image":
     return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)
 
 
-def _read(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Arrays of an .npz file of a user. Raises DataError for one that is damaged or has others."""
     try:
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in names if name not in file]

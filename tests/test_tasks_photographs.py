@@ -24,6 +24,7 @@ from tasks import (
     sample_task,
     tinyimagenet,
 )
+from tasks.embeddings import load_features
 from tasks.files import read_npz, resolve_root, write_npz
 from tasks.images import load_unlabelled, picture_of, whole
 from tasks.photographs import SPLITS, alternate, centre_square, split_name, stretched_centre
@@ -382,6 +383,17 @@ def test_features_stand_in_for_images(tmp_path):
     assert task.x_query.shape == (4, 1, 1, 5) and task.x_query.dtype == np.float32
     own = np.asarray(splits.train.images)[np.asarray(splits.train.index[0])][:, 0, 0]
     np.testing.assert_allclose(own, arrays["train_features"][4:8], rtol=1e-6)
+    np.savez(tmp_path / "own.npz", features=arrays["test_features"][:3], labels=[7, 7, 8])
+    given, unlabelled = (load_features(tmp_path / "own.npz", 5, labelled) for labelled in (True, False))
+    np.testing.assert_allclose(given.pixels[:, 0, 0], arrays["test_features"][:3], rtol=1e-6)
+    assert given.labels == ["7", "7", "8"] and unlabelled.labels == [""] * 3
+    for file, width, message in (
+        ("own.npz", 6, r"expected features \[N, 6\] and labels \[N\] in .*, got \(3, 5\)"),
+        (".", 5, r"expected an .npz file with features \[N, 5\], as the run was trained on"),
+        ("features.npz", 5, "expected the arrays features, labels in .*, got train_features"),
+    ):
+        with pytest.raises(DataError, match=message):
+            load_features(tmp_path / file, width, labelled=True)
     for changed, *words in (
         ({"test_features": arrays["test_features"][:, :4]}, "features of one size"),
         ({"test_labels": arrays["test_labels"][:3]}, "(12, 5) and (3,)"),
