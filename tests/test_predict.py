@@ -90,6 +90,10 @@ def test_other_ways_and_shots_share_programs(classifier, task):
 )
 def test_buckets_are_never_too_small_nor_much_too_large(points, classes, expected):
     assert estimator.bucket(points, classes) == expected
+    *sizes, real = estimator._padding(points, classes)
+    assert tuple(sizes) == expected == (len(real.points), len(real.classes))
+    assert real.points[:points].all() and real.classes[:classes].all()
+    assert (real.points.sum(), real.classes.sum()) == (points, classes)
 
 
 @double
