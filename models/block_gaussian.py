@@ -7,7 +7,7 @@ Everything follows from F = L - L V L = (K + L^-1)^-1, which exists for singular
 
 This file holds what all kinds of blocks share. They differ in how F and log|I + K L| are found: any L_n by one dense
 factorisation of N C rows (dense_sites.py), stars and simplices in O(C N^3), as a diagonal of class-wise factors plus a
-correction of rank 2 N or N (star_sites.py, simplex_sites.py; the matrix inversion lemma; OVE appendix B, Rasmussen and
+correction of rank 2 N or N (star_reduction.py, simplex_sites.py; the matrix inversion lemma; OVE appendix B, Rasmussen and
 Williams 2006 algorithm 3.3).
 
 Every triangular solve of these files waits for the one before it. On CPU, jaxlib 0.10.2 hangs for good where as many
@@ -78,13 +78,18 @@ class Reduction(Protocol):
 
 
 class BlockPosterior(NamedTuple):
-    """The prior times block sites: mean and alpha = K^-1 (mean - a) [C, N], covariance of each point [N, C, C]."""
+    """The prior times block sites: mean and alpha = K^-1 (mean - a) [C, N], covariance of each point [N, C, C].
+
+    differences are the marginals of f - f_y, y the centre of each point's star, where the sites are stars: they take
+    less than half the work of the covariance, which a compiler leaves out where nobody asks for it.
+    """
 
     mean: Float[Array, "C N"]
     covariance: Float[Array, "N C C"]
     alpha: Float[Array, "C N"]
     reduction: Reduction
     kl: Float[Array, ""]
+    differences: Marginals | None = None
 
     @property
     def variance(self) -> Float[Array, "C N"]:

@@ -279,11 +279,11 @@ def _factorise(prior: GaussianPrior, sites: Sites) -> _Factor:
 def class_factors(prior: GaussianPrior, precision: Array) -> tuple[Array, Array, Array]:
     """W^1/2 [C, N], the inverse of R = chol(B) [C, N, N] and log|B|, summed over classes (G1)."""
     weight, matrices = _scaled(prior, precision)
-    return weight, *_cholesky_inverse(matrices)
+    return weight, *cholesky_inverse(matrices)
 
 
 @jax.custom_jvp
-def _cholesky_inverse(matrices: Array) -> tuple[Array, Array]:
+def cholesky_inverse(matrices: Array) -> tuple[Array, Array]:
     """R^-1 [C, N, N] and sum_c log|B| of B = R R^T [C, N, N], positive definite.
 
     The derivative d(R^-1) = -Phi(R^-1 dB R^-T) R^-1, Phi the lower triangle with half of the diagonal, is products of
@@ -296,10 +296,10 @@ def _cholesky_inverse(matrices: Array) -> tuple[Array, Array]:
     return solve_triangular(cholesky, identity, lower=True), log_determinant(cholesky)
 
 
-@_cholesky_inverse.defjvp
+@cholesky_inverse.defjvp
 @highest_precision
 def _cholesky_inverse_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[tuple, tuple]:
-    inverse, determinant = _cholesky_inverse(*primals)
+    inverse, determinant = cholesky_inverse(*primals)
     inner = inverse @ tangents[0] @ jnp.swapaxes(inverse, -1, -2)
     diagonal = jnp.diagonal(inner, axis1=-2, axis2=-1)
     lower = jnp.tril(inner) - 0.5 * diagonal[..., None] * jnp.eye(inner.shape[-1], dtype=inner.dtype)

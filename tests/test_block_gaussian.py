@@ -1,5 +1,7 @@
 """Block sites against brute-force algebra on all N C latents, the routes against each other, masks and draws."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -151,6 +153,82 @@ def test_gradients_agree_with_the_dense_route(kind):
     np.testing.assert_allclose(
         symmetric(slope(task.prior.covariance, sites)), symmetric(slope(task.prior.covariance, dense)), atol=1e-8
     )
+
+
+@jax.jit
+@functools.partial(jax.grad, argnums=(0, 1))
+def slopes(prior, sites):
+    return log_normaliser(prior, sites)
+
+
+posterior_of = jax.jit(condition)
+
+
+def dense_star(sites):
+    return BlockSites(sites.shift, sites.blocks())
+
+
+@double
+@pytest.mark.parametrize("shared", [True, False])
+def test_derivatives_of_log_z_in_closed_form(shared):
+    """(O13) in K, a, h and the rays against the dense route; along one direction against a finite difference."""
+    task = problem(6, scale=8.0)
+    sites, prior = some_sites("star", task.y), task.prior
+    if not shared:
+        factors = jnp.asarray([0.5, 1.0, 2.0])[:, None, None]
+        prior = prior._replace(covariance=factors * prior.covariance)
+    found = slopes(prior, sites)
+    expected = jax.jit(jax.grad(lambda *task: log_normaliser(task[0], dense_star(task[1])), argnums=(0, 1)))(
+        prior, sites
+    )
+    symmetric = [(one.covariance + jnp.swapaxes(one.covariance, -1, -2)) for one in (found[0], expected[0])]
+    np.testing.assert_allclose(*symmetric, atol=1e-9)
+    np.testing.assert_allclose(found[0].mean, expected[0].mean, atol=1e-9)
+    np.testing.assert_allclose(found[1].shift, expected[1].shift, atol=1e-9)
+    known = posterior_of(prior, sites).differences
+    others = np.asarray(sites.centre) == 0  # the ray to the own class is no parameter
+    squares = known.mean**2 + known.variance
+    np.testing.assert_allclose(found[1].rays[others], -0.5 * squares[others], atol=1e-9)
+    others &= np.asarray(sites.rays) > 0  # the dense route has no derivative at L = 0
+    np.testing.assert_allclose(found[1].rays[others], expected[1].rays[others], atol=1e-9)
+    move = lambda step: prior._replace(covariance=prior.covariance * (1 + step), mean=prior.mean * (1 - step))  # noqa: E731
+    up, down = (log_normaliser(move(step), sites) for step in (1e-4, -1e-4))
+    along = jnp.sum(found[0].covariance * prior.covariance) - jnp.sum(found[0].mean * prior.mean)
+    np.testing.assert_allclose(along, (up - down) / 2e-4, rtol=1e-6)
+
+
+def test_derivatives_of_log_z_in_single_precision_and_batches():
+    """At output scale 100 with a singular K, for two chains at once, against float64."""
+    with jax.enable_x64(True):
+        task = problem(2, points=24, features=6, scale=100.0, kernel="cosine")
+        chains = [some_sites("star", task.y, seed=seed, size=0.3) for seed in (0, 1)]
+        sites = jax.tree.map(lambda *leaves: jnp.stack(leaves), *chains)
+        batched = jax.vmap(lambda prior, one: slopes(prior, one)[0].covariance, in_axes=(None, 0))
+        expected = np.stack([slopes(task.prior, one)[0].covariance for one in chains])
+        np.testing.assert_allclose(batched(task.prior, sites), expected, atol=1e-9)
+        inputs = jax.device_get((task.prior, sites))
+    found = batched(*jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs))
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, atol=1e-3 * np.abs(expected).max())
+
+
+@double
+def test_differences_from_the_own_class():
+    """Their marginals are those of the whole covariance, and KL(q || p) that of the dense route."""
+    task = problem(4)
+    real = np.ones((CLASSES, POINTS), bool)
+    real[:, 3] = False
+    real[2] = False
+    y = np.where(np.asarray(task.y) == 2, 0, task.y)
+    sites = some_sites("star", y).masked(jnp.asarray(real))
+    posterior, *_ = algebra(task.prior, sites, task.query)
+    blocks, mean = np.asarray(posterior.covariance), np.asarray(posterior.mean)
+    points = np.arange(POINTS)
+    own = blocks[points, y, y]
+    variance = own + np.diagonal(blocks, axis1=1, axis2=2).T - 2 * blocks[points, :, y].T
+    np.testing.assert_allclose(posterior.differences.variance, variance, atol=1e-9)
+    np.testing.assert_allclose(posterior.differences.mean, mean - mean[y, points], atol=1e-12)
+    np.testing.assert_allclose(posterior.kl, algebra(task.prior, dense_star(sites), task.query)[0].kl, atol=1e-9)
 
 
 @double

@@ -17,7 +17,9 @@ ALLOWED = {
     "tasks": {"tasks"},
 }
 # May factorise a matrix: everything else asks them, so how that is done (precision, order, thresholds) is decided once.
-ALGEBRA = {f"models/{name}.py" for name in ("gaussian", "block_gaussian", "dense_sites", "star_sites", "simplex_sites")}
+ALGEBRA = {
+    f"models/{name}.py" for name in ("gaussian", "block_gaussian", "dense_sites", "star_reduction", "simplex_sites")
+}
 # May import arviz, and matplotlib.
 DIAGNOSTICS = {
     "inference/diagnostics.py",

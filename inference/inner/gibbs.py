@@ -23,7 +23,7 @@ from inference.inner.base import (
     require,
     sum_over_points,
 )
-from models.block_gaussian import JointMarginals
+from models.block_gaussian import BlockPosterior, JointMarginals
 from models.gaussian import (
     AnySites,
     GaussianPrior,
@@ -122,8 +122,9 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
         del state
 
         def bound(component: Posterior) -> Array:
-            aux = likelihood.aux_posterior(y, component.marginals, None, classes_of(mask))
-            data = likelihood.augmented_bound(y, component.marginals, aux, classes_of(mask))
+            known = _known(component)
+            aux = likelihood.aux_posterior(y, known, None, classes_of(mask))
+            data = likelihood.augmented_bound(y, known, aux, classes_of(mask))
             return sum_over_points(data, mask) - component.kl
 
         return jnp.mean(jax.vmap(bound)(posterior.components))
@@ -134,3 +135,10 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
 
     traits = Traits("gibbs", sampled=True)
     return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, traits, pool=pool)
+
+
+def _known(posterior: Any) -> Marginals | JointMarginals:
+    """What the likelihood knows of q: f less that of the own class where the sites are stars: these cost less."""
+    if isinstance(posterior, BlockPosterior) and posterior.differences is not None:
+        return posterior.differences
+    return posterior.marginals
