@@ -7,8 +7,8 @@ Everything follows from F = L - L V L = (K + L^-1)^-1, which exists for singular
 
 This file holds what all kinds of blocks share. They differ in how F and log|I + K L| are found: any L_n by one dense
 factorisation of N C rows (dense_sites.py), stars and simplices in O(C N^3), as a diagonal of class-wise factors plus a
-correction of rank 2 N or N (star_reduction.py, simplex_sites.py; the matrix inversion lemma; OVE appendix B, Rasmussen and
-Williams 2006 algorithm 3.3).
+correction of rank 2 N or N (star_reduction.py, simplex_sites.py; the matrix inversion lemma; OVE appendix B, Rasmussen
+and Williams 2006 algorithm 3.3).
 
 Every triangular solve of these files waits for the one before it. On CPU, jaxlib 0.10.2 hangs for good where as many
 batched solves run side by side as it has threads: each waits for a thread that the others hold. So the factors of the
