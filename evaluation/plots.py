@@ -29,7 +29,7 @@ class Episode(NamedTuple):
 
 def reliability_diagram(curve: Reliability) -> Any:
     """Share right against confidence, the band in which a perfect model stays by chance, and what each bin holds."""
-    figure = _figure(3.8, 4.6)
+    figure = _figure(3.3, 4.2)  # three side by side in a report
     axis, counts = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     middle = (curve.low + curve.high) / 2
@@ -40,7 +40,8 @@ def reliability_diagram(curve: Reliability) -> Any:
     for chosen, color, label in ((inside, "black", "observed"), (~inside, WRONG, "observed, beyond chance")):
         axis.plot(curve.confidence[chosen], curve.accuracy[chosen], "o", color=color, markersize=4, label=label)
     axis.set(xlim=(0, 1), ylim=(-0.03, 1.03), ylabel="share right")
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    narrow = {"columnspacing": 0.8, "handletextpad": 0.3, "handlelength": 1.2}
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8, **narrow)
     counts.vlines(curve.confidence, 0.5, curve.counts, color="tab:blue", linewidth=6)
     counts.set(yscale="log", ylabel="queries", xlabel="confidence (largest probability)")
     counts.set_ylim(bottom=0.5)
@@ -99,9 +100,10 @@ def accuracy_by_severity(rows: Mapping[int, tuple[float, float]], name: str, cha
     axis = figure.subplots()
     severities = sorted(rows)
     values, widths = (np.array([rows[severity][i] for severity in severities]) for i in (0, 1))
-    axis.axhline(chance, color=GREY, linewidth=1, linestyle=":")
+    axis.axhline(chance, color=GREY, linewidth=1, linestyle=":", label="chance")
     axis.errorbar(severities, values, widths, marker="o", markersize=4, capsize=3)
     axis.set(xlabel=f"severity of {name} (0: clean)", ylabel="accuracy", ylim=(0, 1), xticks=severities)
+    axis.legend(loc="lower right", frameon=False, fontsize=9)
     return figure
 
 

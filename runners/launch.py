@@ -25,7 +25,7 @@ def launch(
 ) -> int:
     """Parse and run. Exit code: 0, or 2 after an error, of those EXPECTED or others, in one line.
 
-    128 + SIGPIPE where nobody reads the output any more, as after `head`.
+    128 + SIGPIPE where nobody reads the output any more, as after `head`, 128 + SIGINT after Ctrl-C.
     """
     with one_line_errors(*EXPECTED, *others):
         config = parse(arguments)
@@ -37,4 +37,7 @@ def launch(
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its exit
             return 128 + signal.SIGPIPE
+        except KeyboardInterrupt:
+            print("stopped; files written so far are complete", file=sys.stderr)
+            return 128 + signal.SIGINT
     return 0

@@ -4,7 +4,8 @@ import io
 
 import pytest
 
-from runners import console
+from runners import compilation_cache, console, processor
+from runners.launch import launch
 
 
 class Terminal(io.StringIO):
@@ -58,6 +59,18 @@ def test_a_resumed_loop_counts_only_its_own_steps():
     text = run_loop(io.StringIO(), [596, 700], 1.0, done=600, interval=0)
     assert text.startswith("600/1,000 episodes  loss 0.002\n")  # never behind where it was resumed
     assert "100 episodes/s  3.0 s left" in text
+
+
+def test_control_c_ends_a_command_without_a_traceback(capsys, monkeypatch):
+    monkeypatch.setattr(compilation_cache, "enable", lambda: None)
+    monkeypatch.setattr(processor, "tune", lambda: None)
+
+    def interrupted(config):
+        raise KeyboardInterrupt
+
+    assert launch(list, interrupted, []) == 130
+    printed = capsys.readouterr()
+    assert printed.err == "stopped; files written so far are complete\n"
 
 
 def test_what_comes_before_the_first_update_is_no_part_of_the_rate():
