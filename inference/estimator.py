@@ -77,7 +77,8 @@ class FittedClassifier:
     def predict_proba(self, images: Images) -> np.ndarray:
         """Probabilities [Q, C] of images [Q, H, W, Ch]; no image depends on the others. Raises ValueError as `fit`."""
         model = self.classifier
-        new, key = embed(model.deep_kernel, images), jax.random.fold_in(self.key, 1)
+        new = embed(model.deep_kernel, images)
+        key = jax.random.fold_in(self.key, 2)  # the fit splits the key in two, which are fold_in(key, 0) and (key, 1)
         if not len(new):
             return np.empty((0, len(self.classes)), new.dtype)
         points, _, present = _padding(len(self.features), len(self.classes))

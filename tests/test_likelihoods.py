@@ -17,7 +17,7 @@ import models.likelihoods
 from models import LIKELIHOODS
 from models.expectations import GaussHermite, MonteCarlo, expect
 from models.gaussian import Marginals
-from models.likelihoods import LabelRegression, LogisticSoftmax, Softmax
+from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from models.likelihoods.base import Likelihood
 
 CLASSES, POINTS = 3, 6
@@ -342,3 +342,9 @@ def test_noise_and_temperature_are_positive():
         LabelRegression(noise=-0.1)
     with pytest.raises(ValueError, match=r"temperature must be positive, got 0.0"):
         LogisticSoftmax(temperature=0.0)
+
+
+@pytest.mark.parametrize("likelihood", [Softmax, LogisticSoftmax, OneVsEach])
+def test_draws_that_come_in_pairs_cannot_be_odd(likelihood):
+    with pytest.raises(ValueError, match=r"an even number of draws .* got 7"):
+        likelihood(prediction_draws=7)

@@ -196,6 +196,9 @@ class CategoricalLabels(IntegerLabels):
 
     prediction_draws: int
 
+    def __post_init__(self) -> None:
+        MonteCarlo(self.prediction_draws)  # raises ValueError for a number that it cannot use
+
     def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """l, up to a number that the classes of a point share."""
         raise NotImplementedError

@@ -64,6 +64,7 @@ class LogisticSoftmax(CategoricalLabels):
     prior_mean: ClassVar[float | None] = -3.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive("temperature", self.temperature)
 
     def parameters(self) -> dict[str, float | Array]:

@@ -58,6 +58,9 @@ class OneVsEach(IntegerLabels, NoParameters):
 
     prior_mean: ClassVar[float | None] = None
 
+    def __post_init__(self) -> None:
+        MonteCarlo(self.prediction_draws)  # raises ValueError for a number that it cannot use
+
     def log_prob(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, " N"]:
