@@ -59,7 +59,8 @@ class Training:
         self.clock = time.perf_counter()
         started_anew = self._restore()
         steps, settings = self.model.config.steps, self.model.config.trainer
-        self._estimate()
+        if self.step < steps:
+            self._estimate()
         stopped_by = 0
         with Interrupted() as interrupted:
             if started_anew:
