@@ -287,24 +287,25 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
     tiny_run, tiny_data, folders, tmp_path, capsys, monkeypatch
 ):
     """Fitted on the run's training classes as evaluate.py does; without its data the run's own stays, as it says."""
-    arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
-    found = predict.main(predict.parse([*arguments, "--data-root", tiny_data]))
-    assert "fitting the temperature for 4-way 3-shot on training classes of the run" in capsys.readouterr().out
-    own = load_run(tiny_run.path)
-    fitted = shape_temperature.for_shape(own, 4, 3, tiny_data).temperature
-    assert fitted != own.temperature
-    assert found["temperature"] == fitted
-    (tmp_path / "nothing").mkdir()
-    found = predict.main(predict.parse([*arguments, "--data-root", str(tmp_path / "nothing")]))
-    assert found["temperature"] == own.temperature
-    assert "was fitted for 3-way 1-shot tasks; where the data set omniglot is at hand" in capsys.readouterr().out
     asked = []
-    monkeypatch.setattr(
-        shape_temperature, "_fitted", lambda model, train, way, shot: asked.append((way, shot)) or model
-    )
+
+    def fitted(model, train, way, shot):
+        asked.append((train.classes, way, shot))
+        return replace(model, temperature=0.123)
+
+    monkeypatch.setattr(shape_temperature, "_fitted", fitted)
+    classes, own = load_splits("omniglot", tiny_data).train.classes, load_run(tiny_run.path)
+    arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
+    assert predict.main(predict.parse([*arguments, "--data-root", tiny_data]))["temperature"] == 0.123
     for way, shot in ((10_000, 10_000), (2, 10_000)):  # as near as time and the data allow
         shape_temperature.for_user(own, way, shot, tiny_data)
-    assert asked == [(20, 10), (2, 19)]
+    shape_temperature.for_shape(own, 2, 5, tiny_data)
+    assert asked == [(classes, 4, 3), (classes, 20, 10), (classes, 2, 19), (classes, 2, 5)]
+    capsys.readouterr()
+    (tmp_path / "nothing").mkdir()
+    found = predict.main(predict.parse([*arguments, "--data-root", str(tmp_path / "nothing")]))
+    assert found["temperature"] == own.temperature and len(asked) == 4
+    assert "was fitted for 3-way 1-shot tasks; where the data set omniglot is at hand" in capsys.readouterr().out
 
 
 def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys):

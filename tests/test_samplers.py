@@ -313,7 +313,10 @@ def test_simulation_based_calibration(name):
     assert wrong.min() < 1e-6
 
 
-@pytest.mark.parametrize(("chains", "draws"), [(4, 64), (20, 80), (100, 100)])
+@pytest.mark.parametrize(
+    ("chains", "draws"),
+    [(4, 64), pytest.param(20, 80, marks=pytest.mark.slow), pytest.param(100, 100, marks=pytest.mark.slow)],
+)
 def test_a_settled_sampler_holds_draws_of_several_sweeps_and_ends_with_the_last(chains, draws):
     task, kernel = problem(0, points=4), gibbs(OneVsEach(), chains=chains)
     key = jax.random.key(3)
