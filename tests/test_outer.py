@@ -17,7 +17,7 @@ from inference.inner import Code, Info, cvi, exact, gradient
 from inference.outer.hypergradients import sites, unroll
 from inference.outer.loss import Recipe
 from inference.outer.objectives import EmbeddedTask, Inner, Outcome, elbo, evidence, predictive
-from inference.outer.svi import latent_process, make_trainer
+from inference.outer.svi import _OuterLoop, latent_process, make_trainer
 from models import KERNELS, MLP, Conv4, LabelRegression, Softmax
 from models.deep_kernel import DeepKernel
 from models.expectations import GaussHermite
@@ -418,3 +418,10 @@ def test_the_count_would_see_a_second_pass():
 
 def test_hypergradients_and_inference_used_here_are_registered():
     assert HYPERGRADIENTS["sites"] is sites and INFERENCE["cvi"] is cvi
+
+
+def test_no_two_keys_of_two_steps_are_alike():
+    """Those that draw the tasks, and those of their inner loops."""
+    loop = _OuterLoop(None, None, None, jax.random.split(jax.random.key(0), 3), 4, None)
+    keys = [jax.random.key_data(part) for step in (0, 1) for part in loop._keys(jnp.asarray(step))]
+    assert len({tuple(key) for key in np.concatenate(keys).tolist()}) == 16
