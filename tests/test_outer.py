@@ -422,6 +422,7 @@ def test_hypergradients_and_inference_used_here_are_registered():
 
 def test_no_two_keys_of_two_steps_are_alike():
     """Those that draw the tasks, and those of their inner loops."""
-    loop = _OuterLoop(None, None, None, jax.random.split(jax.random.key(0), 3), 4, None)
+    loop = object.__new__(_OuterLoop)
+    vars(loop).update(keys=jax.random.split(jax.random.key(0), 3), tasks_per_step=4)
     keys = [jax.random.key_data(part) for step in (0, 1) for part in loop._keys(jnp.asarray(step))]
     assert len({tuple(key) for key in np.concatenate(keys).tolist()}) == 16
