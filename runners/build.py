@@ -1,6 +1,7 @@
 """From a configuration to objects, through the registries; and back from a run folder: `load_run`."""
 
 import functools
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import models
 from inference.inner.base import InferenceKernel
 from inference.outer.objectives import check_combination
 from models.deep_kernel import DeepKernel, starting_values
+from models.expectations import MonteCarlo
 from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import Likelihood
 from runners import run_directory
@@ -44,6 +46,16 @@ class Model:
     def inference(self) -> InferenceKernel:
         """The inference kernel at the model's likelihood."""
         return self.make_inference(self.likelihood)
+
+    def with_draws(self, draws: int) -> "Model":
+        """The model with that many draws where it takes Monte-Carlo expectations, in inference and in prediction."""
+        make: Any = self.make_inference
+        likelihood: Any = self.likelihood
+        if "expectation" in inspect.signature(inference.INFERENCE[self.config.inference]).parameters:
+            make = functools.partial(make, expectation=MonteCarlo(draws))
+        if hasattr(likelihood, "prediction_draws"):
+            likelihood = replace(likelihood, prediction_draws=draws)
+        return replace(self, make_inference=make, likelihood=likelihood)
 
     def prior(self, x: Support, classes: int | None = None) -> GaussianPrior:
         """Prior of the latents at images x [N, H, W, Ch]. Raises DataError for NaN or numbers beyond [0, 1]."""

@@ -283,6 +283,16 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
     assert asked == ["omniglot"] * 2  # the run's own data set
 
 
+def test_more_draws_leave_less_to_the_seed(tiny_run, task):
+    def spread(model):
+        classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference)
+        fits = [classifier.fit(jax.random.key(seed), task.x_support, task.y_support) for seed in range(4)]
+        return np.ptp([fit.predict_proba(task.x_query) for fit in fits], axis=0).max()
+
+    model = load_run(tiny_run.path)
+    assert spread(model.with_draws(8192)) < min(2e-3, spread(model.with_draws(64)) / 5)
+
+
 def test_the_temperature_is_that_of_as_many_classes_and_images(
     tiny_run, tiny_data, folders, tmp_path, capsys, monkeypatch
 ):
