@@ -73,7 +73,8 @@ def make_trainer(
     check_combination(recipe.inference(recipe.likelihood), recipe.objective, recipe.hypergradient)
     network, likelihood = _Network.of(deep_kernel), recipe.likelihood
     process = partial(latent_process, deep_kernel.kernel, classes=classes)
-    alone = tasks_per_step == (1 if mesh is None else mesh.size)
+    # The devices of one process round as one device does; processes wait for each other and take the faster form.
+    alone = tasks_per_step == jax.process_count() == (1 if mesh is None else mesh.size)
     loss = OuterLoss(recipe, process, for_each=_for_one_task if alone else jax.vmap)
 
     def model(*tasks_and_keys: Any) -> Embedded:
