@@ -188,16 +188,27 @@ class IntegerLabels:
         return y
 
 
-class CategoricalLabels(IntegerLabels):
-    """Mixin: labels are categorical, p(y = k | f) = exp l_k / sum_c exp l_c with l = `label_logits`(f).
+class SampledPrediction:
+    """Mixin: predictions are Monte-Carlo expectations over draws that all queries share (common random numbers).
 
-    prediction_draws: size of the Monte-Carlo rule of `predict`.
+    prediction_draws: how many. Raises ValueError for a number that `MonteCarlo` refuses.
     """
 
     prediction_draws: int
 
     def __post_init__(self) -> None:
-        MonteCarlo(self.prediction_draws)  # raises ValueError for a number that it cannot use
+        self._rule()
+
+    def _rule(self) -> MonteCarlo:
+        return MonteCarlo(self.prediction_draws)
+
+    def prediction_points(self, key: Key[Array, ""], mean: Float[Array, "C Q"]) -> Points:
+        """The draws for logits of that mean."""
+        return self._rule().points(key, mean.shape[0], mean.dtype)
+
+
+class CategoricalLabels(IntegerLabels, SampledPrediction):
+    """Mixin: labels are categorical, p(y = k | f) = exp l_k / sum_c exp l_c with l = `label_logits`(f)."""
 
     def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """l, up to a number that the classes of a point share."""
@@ -221,9 +232,8 @@ class CategoricalLabels(IntegerLabels):
     def predict(
         self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, "Q C"]:
-        """E_q p(k | f) by Monte Carlo with draws shared by all queries (common random numbers)."""
-        mean = marginals.mean
-        points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
+        """E_q p(k | f)."""
+        points = self.prediction_points(key, marginals.mean)
         return expect(lambda f: self.probabilities(f, classes), marginals, points).T
 
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:

@@ -21,9 +21,9 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from numpyro.distributions import constraints
 
 from models.block_gaussian import JointMarginals
-from models.expectations import MonteCarlo, Points, expect, expected_log_sigmoid, logits_at
+from models.expectations import Points, expect, expected_log_sigmoid, logits_at
 from models.gaussian import Marginals, square_root
-from models.likelihoods.base import IntegerLabels, NoParameters, one_hot, own
+from models.likelihoods.base import IntegerLabels, NoParameters, SampledPrediction, one_hot, own
 from models.polya_gamma import (
     PolyaGamma,
     log_cosh_half,
@@ -48,7 +48,7 @@ class OneVsEachFactors(NamedTuple):
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class OneVsEach(IntegerLabels, NoParameters):
+class OneVsEach(IntegerLabels, SampledPrediction, NoParameters):
     """One-vs-each composite likelihood; it has no free parameter and knows differences of logits only.
 
     prediction_draws: size of the Monte-Carlo rule of `predict`.
@@ -57,9 +57,6 @@ class OneVsEach(IntegerLabels, NoParameters):
     prediction_draws: int = 512
 
     prior_mean: ClassVar[float | None] = None
-
-    def __post_init__(self) -> None:
-        MonteCarlo(self.prediction_draws)  # raises ValueError for a number that it cannot use
 
     def log_prob(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
@@ -95,7 +92,7 @@ class OneVsEach(IntegerLabels, NoParameters):
     ) -> Float[Array, "Q C"]:
         """E_q p(k | f) of every query, not normalised; Monte Carlo with draws shared by all queries."""
         mean = marginals.mean
-        points = MonteCarlo(self.prediction_draws).points(key, mean.shape[0], mean.dtype)
+        points = self.prediction_points(key, mean)
         real = jnp.ones(mean.shape[0], bool) if classes is None else classes
         f = logits_at(marginals, points)
         densities = _densities(f.reshape(len(f), -1), real).reshape(f.shape)
