@@ -120,15 +120,14 @@ def temperature_classes(config: RunConfig, train: Dataset) -> Dataset:
     return _parted(config, train)[1] if config.trainer.temperature_from == HELD_OUT else train
 
 
-def held_out_count(config: RunConfig, train: Dataset) -> int:
-    """A fifth of the classes, at least those of a task; quarter turns count with the class that is turned."""
-    return max(config.way, train.classes // train.rotations // 5)
-
-
 def _parted(config: RunConfig, train: Dataset) -> tuple[Dataset, Dataset]:
-    """Both sets of classes, drawn at random; they share the stored images. The turns of a class stay together."""
+    """The classes to train on, and a fifth, at least those of a task, drawn at random to be held out of that.
+
+    Both share the stored images. The quarter turns of a class stay together.
+    """
     order = np.random.default_rng(config.seed).permutation(train.classes // train.rotations)
-    chosen = np.isin(np.arange(train.classes) // train.rotations, order[: held_out_count(config, train)])
+    held = order[: max(config.way, len(order) // 5)]
+    chosen = np.isin(np.arange(train.classes) // train.rotations, held)
     index, counts = np.asarray(train.index), np.asarray(train.counts)
 
     def part(of: np.ndarray) -> Dataset:

@@ -52,13 +52,14 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 def positive(text: str) -> float:
-    """A positive number. Raises ValueError."""
-    if not 0 < float(text) < math.inf:
-        raise ValueError
-    return float(text)
-
-
-positive.__name__ = "positive number"  # argparse names the type in its message
+    """A positive number. Raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return number
 
 
 def count_or_auto(text: str) -> int:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import tiny_omniglot
 
 import tasks
 from inference.outer import checkpoint
-from runners import meta_train, run_directory
+from runners import meta_train, run_directory, training
 from runners.build import load_run
 from runners.configuration import RunConfig
 
@@ -50,6 +51,46 @@ def test_choices_and_costs_are_printed_first(tiny_run):
     assert "trainer.test_episodes=12" in settings
     assert costs.startswith("a step takes ") and "of memory: about" in costs
     assert progress.startswith("0/20 episodes") and "validation" in progress
+
+
+def test_the_first_step_is_not_part_of_the_estimate(monkeypatch):
+    """A clock that moves when results are waited for: one second a step, ten for the first."""
+    clock, pending, messages = [0.0], [10.0], []
+
+    class Compiled:
+        def __call__(self, state, index, sampler):
+            pending.append(1.0)
+            return state, None
+
+        def memory_analysis(self):
+            return None
+
+    def wait(tree):
+        clock[0] += sum(pending)
+        pending.clear()
+        return tree
+
+    monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(training.jax, "block_until_ready", wait)
+    loop = SimpleNamespace(
+        state={},
+        step=0,
+        _next_count=lambda: 1,
+        _program=lambda count: Compiled(),
+        trainer=SimpleNamespace(step=SimpleNamespace(sampler=None)),
+        model=SimpleNamespace(config=SimpleNamespace(steps=50)),
+        progress=SimpleNamespace(message=messages.append),
+    )
+    training.Training._estimate(loop)
+    assert messages[0].startswith("a step takes 1e+03 ms") and "about 50 s of training" in messages[0]
+
+
+def test_a_finished_run_is_tested_again_and_times_no_step(tiny_run, tiny_data, tmp_path, capfd):
+    shutil.copytree(tiny_run.path, tmp_path / "copy")
+    assert meta_train.command_line(["--resume", "--run-dir", str(tmp_path / "copy"), "--data-root", tiny_data]) == 0
+    printed = capfd.readouterr().out
+    assert "resumed after step 20 of 20" in printed and "a step takes" not in printed
+    assert printed.endswith(tiny_run.printed[tiny_run.printed.index("\nTest on") :])
 
 
 def test_the_run_folder_holds_everything(tiny_run):

@@ -20,6 +20,7 @@ from models.deep_kernel import DeepKernel
 from runners import predict, shape_temperature
 from runners.build import load_run
 from runners.data import load_splits
+from runners.overrides import ConfigError
 from tasks import DataError, preparation, sample_task
 from tasks.images import load_labelled, load_unlabelled, picture_of, whole
 
@@ -316,6 +317,12 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
     found = predict.main(predict.parse([*arguments, "--data-root", str(tmp_path / "nothing")]))
     assert found["temperature"] == own.temperature and len(asked) == 4
     assert "was fitted for 3-way 1-shot tasks; where the data set omniglot is at hand" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "warm"])
+def test_a_temperature_that_is_not_positive_is_refused(text):
+    with pytest.raises(ConfigError, match=f"expected a positive number, got '{text}'"):
+        predict.parse(["run", "--support", "a", "--query", "b", "--temperature", text])
 
 
 def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """The data root, downloads with check sums and damaged files; nothing here touches the network."""
 
 import hashlib
+import os
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -111,6 +112,16 @@ def test_downloads_can_be_forbidden(archive, tmp_path, monkeypatch):
         get(tmp_path, archive)
     message = one_line(error)
     assert all(word in message for word in ("things.npz", str(tmp_path), archive.url, "FEWSHOT_DATA"))
+
+
+@pytest.mark.parametrize("before", [None, "1"])
+def test_downloads_are_forbidden_for_a_while_and_then_as_they_were(archive, tmp_path, monkeypatch, before):
+    if before is not None:
+        monkeypatch.setenv(files.DOWNLOAD_VARIABLE, before)
+    with pytest.raises(DataError, match="forbids downloads"), files.downloads_forbidden():
+        get(tmp_path, archive)
+    assert os.environ.get(files.DOWNLOAD_VARIABLE) == before
+    assert len(get(tmp_path, archive)["images"]) == len(CONTENT)
 
 
 def test_damaged_and_foreign_files_are_named(archive, tmp_path):
