@@ -8,6 +8,8 @@ ifneq ($(wildcard ../shared/data),)
 export FEWSHOT_DATA ?= $(abspath ../shared/data)
 endif
 
+# Test files are shared by a few processes; each compiles on its own and takes some 2 GB.
+WORKERS := -n logical --maxprocesses 4 --dist loadfile
 ONE_CORE := $(if $(shell command -v taskset),taskset -c 0)
 
 .DEFAULT_GOAL := help
@@ -28,10 +30,10 @@ train: $(VENV)/.installed
 	$(BIN)/python runners/meta_train.py $(ARGS)
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 slow: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow $(WORKERS) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .

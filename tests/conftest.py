@@ -1,6 +1,8 @@
-"""Run-time shape checks, the data root and a compilation cache for all tests."""
+"""Run-time shape checks, the data root, quick compilation and a cache of it for all tests."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -10,6 +12,8 @@ from jaxtyping import install_import_hook
 PACKAGES = ["models", "inference", "tasks", "evaluation", "runners"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAPS = 20_000
+# Most programs of the default tests run once: unoptimised, XLA compiles them in a fifth of the time.
+QUICKLY_COMPILED = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
 # Before any of the packages is imported: every annotated function checks its shapes while the tests run.
 install_import_hook(PACKAGES, "typecheck.checked")
@@ -19,12 +23,23 @@ if shared_data.is_dir():
     os.environ.setdefault("FEWSHOT_DATA", str(shared_data))
 
 os.environ.setdefault("FEWSHOT_DOWNLOAD", "0")  # a test that misses a file says which, and fetches nothing
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several processes share a GPU
 
 from tiny_omniglot import tiny_data, tiny_run  # noqa: E402, F401 - fixtures; the hook must be in place first
 
 from runners import compilation_cache  # noqa: E402
 
 compilation_cache.enable()
+
+
+def pytest_configure(config):
+    """Slow tests are compiled as users compile; so are all where XLA no longer has these flags, which would end it."""
+    if "XLA_FLAGS" in os.environ or config.option.markexpr == "slow":
+        return
+    variables = os.environ | {"XLA_FLAGS": QUICKLY_COMPILED}
+    known = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=variables, capture_output=True)
+    if known.returncode == 0:
+        os.environ["XLA_FLAGS"] = QUICKLY_COMPILED
 
 
 @pytest.fixture(autouse=True, scope="module")
