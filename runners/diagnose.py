@@ -20,7 +20,7 @@ from runners.console import format_table
 from runners.data import EVALUATION_SEED
 from runners.diagnosis import CHAINS, Found, LabelledTask, first_test_task, own_methods, under_likelihood
 from runners.diagnosis_plots import plot
-from runners.flags import OneLineParser, count_or_auto
+from runners.flags import OneLineParser, count_or_auto, whole_number
 from runners.launch import launch
 from runners.overrides import ConfigError
 from runners.run_directory import RunError
@@ -61,6 +61,7 @@ def main(config: DiagnoseConfig) -> dict[str, Any]:
     task, shape = first_test_task(
         model, way=config.way, shot=config.shot, query=config.query, seed=config.seed, data_root=config.data_root
     )
+    print(f"{config.draws:,} draws of the latents by each method: a minute or two", flush=True)
     own = f"{model.config.inference} (the run's own)"
     methods, path = own_methods(model, task, own, config.seed, config.draws)
     print(
@@ -213,7 +214,9 @@ def parse(arguments: Sequence[str] | None = None) -> DiagnoseConfig:
     parser.add_argument("--way", type=count_or_auto, default=0, metavar="C", help="classes (default: as trained)")
     parser.add_argument("--shot", type=count_or_auto, default=0, metavar="S", help="labelled images a class")
     parser.add_argument("--query", type=count_or_auto, default=0, metavar="Q", help="queries a class (default 15)")
-    parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="of the task and all draws (default 0)")
+    parser.add_argument(
+        "--seed", type=whole_number, default=EVALUATION_SEED, help="of the task and all draws (default 0)"
+    )
     parser.add_argument("--draws", type=int, default=4000, metavar="N", help="of every method (default 4000)")
     parser.add_argument(
         "--compare",

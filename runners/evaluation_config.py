@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from runners.data import EVALUATION_SEED
-from runners.flags import OneLineParser, check_output, count_or_auto
+from runners.flags import OneLineParser, check_output, count_or_auto, whole_number
 from runners.overrides import ConfigError
 from tasks.corruptions import CORRUPTIONS, parse_corruption
 
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
     ):
         default = EvaluationConfig.__dataclass_fields__[name].default
         parser.add_argument(f"--{name}", type=count_or_auto, default=default, metavar=letter, help=text)
-    parser.add_argument("--seed", type=int, default=EVALUATION_SEED, help="of the episodes (default 0)")
+    parser.add_argument("--seed", type=whole_number, default=EVALUATION_SEED, help="of the episodes (default 0)")
     parser.add_argument(
         "--calibrate",
         action="store_true",

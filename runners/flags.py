@@ -62,6 +62,13 @@ def positive(text: str) -> float:
     return number
 
 
+def whole_number(text: str) -> int:
+    """A whole number from 0. Raises ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
+    return int(text)
+
+
 def count_or_auto(text: str) -> int:
     """A whole number from 1, or 0 for auto. Raises ArgumentTypeError."""
     if text != AUTO and not (text.isdecimal() and int(text)):

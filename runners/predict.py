@@ -24,7 +24,7 @@ from inference.estimator import FewShotClassifier, InferenceFailedError
 from runners import run_directory, shape_temperature
 from runners.build import Model, load_run
 from runners.console import format_percent, format_table
-from runners.flags import OneLineParser, check_output, positive
+from runners.flags import OneLineParser, check_output, positive, whole_number
 from runners.launch import launch
 from tasks import preparation
 from tasks.embeddings import load_features
@@ -133,7 +133,7 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
         metavar="T",
         help="of the probabilities (default: fitted for as many classes and images, on training classes of the run)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the inference (default 0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of the inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     given = vars(parser.parse_args(arguments))
     return PredictionConfig(**given | {"query": tuple(given["query"])})

@@ -25,7 +25,7 @@ from runners.comparisons import Comparison, Method
 from runners.configuration import RunConfig
 from runners.console import format_markdown, format_percent, format_seconds, format_table
 from runners.evaluation_config import EvaluationConfig
-from runners.flags import OneLineParser, count_or_auto
+from runners.flags import OneLineParser, count_or_auto, whole_number
 from runners.launch import launch
 from runners.overrides import ConfigError
 from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop
@@ -222,7 +222,7 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     parser.add_argument("--shots", type=_numbers, default=(), metavar="1,5", help="only these numbers of shots")
     parser.add_argument("--episodes", type=count_or_auto, default=0, metavar="N", help="training episodes of a run")
     parser.add_argument("--out", metavar="DIR", help="default runs/NAME, or runs/NAME-quick")
-    parser.add_argument("--seed", type=int, default=0, help="of networks, tasks and inference (default 0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of networks, tasks and inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     parser.add_argument(
         "--robustness", action="store_true", help="also test every method on corrupted images and on other classes"

@@ -176,3 +176,15 @@ def test_the_expected_curvature_leaves_the_sampled_bound_below_its_best():
         assert info.residual[-1] < 1e-3
     print(ends)
     assert 0 <= ends["gradient"] - ends["expected"] < 0.5
+
+
+@double
+def test_no_step_of_block_sites_is_longer_than_the_full_one():
+    """The secant rule asks for more here; beyond 1 a site is no mean of two semi-definite ones."""
+    task, kernel = problem(0, points=5, scale=1000.0), cvi(Softmax(), covariance="block")
+    step = jax.jit(lambda key, state: kernel.step(key, state, task.prior, task.y, None)[0])
+    state, lengths = kernel.init(jax.random.key(0), task.prior, task.y), []
+    for key in jax.random.split(jax.random.key(1), 30):
+        state = step(key, state)
+        lengths.append(float(state.rho))
+    assert max(lengths) == 1.0

@@ -250,6 +250,7 @@ def test_one_episode_has_scores_and_no_intervals():
         (["--way", "5"], "expected at least 5 classes for 5-way tasks, got 4"),
         (["--query", "20"], "expected at least 21 images in every class"),
         (["--shot", "20"], "expected at least 21 images in every class"),
+        (["--seed", "-1"], "argument --seed: expected a whole number from 0, got '-1'"),
         (["--batches", "13"], "--batches must lie between 1 and --episodes 12, got 13"),
         (["--data-root", "/no/such/folder"], "expected the data root to be a folder"),
         (["--json", "/no/such/folder/m.json"], "expected --json to be a file in a folder that exists, got /no/such"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 from runners.console import format_markdown, format_table
-from runners.flags import OneLineParser
+from runners.flags import OneLineParser, whole_number
 from runners.launch import launch
 from runners.run_directory import replace_text
 
@@ -60,7 +60,7 @@ def command_line(name: str, study: Study, description: str, arguments: Sequence[
     parser = OneLineParser(prog=f"{name}.py", description=description, allow_abbrev=False)
     parser.add_argument("--quick", action="store_true", help="a small version: seconds to minutes")
     parser.add_argument("--out", metavar="DIR", help=f"default runs/{name}, or runs/{name}-quick")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default 0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of everything random (default 0)")
 
     def main(given: argparse.Namespace) -> None:
         study(given.quick, given.out, given.seed)
