@@ -19,7 +19,8 @@ from flax import nnx
 from jaxtyping import Array, Float, Key, Shaped
 
 from inference.inner.base import Code, InferenceKernel, Mask, settle
-from inference.predictive import predict, temper
+from inference.predictive import predict
+from inference.task_temperature import TemperatureMixture, single, task_temperature
 from models.deep_kernel import DeepKernel, check_images, gaussian_prior, gaussian_query
 from models.likelihoods.base import Likelihood
 
@@ -38,13 +39,15 @@ class InferenceFailedError(RuntimeError):
 class FewShotClassifier:
     """What is learned once, for many tasks: deep kernel, likelihood, inference, temperature of the probabilities.
 
-    `temperature` belongs to the ways and shots that it was fitted for (1 leaves the probabilities as they are).
+    `temperature` belongs to the ways and shots that it was fitted for (1 leaves the probabilities as they are). With
+    `temperature_of_fewer`, that for one image a class fewer, each task learns its own from its labelled images.
     """
 
     deep_kernel: DeepKernel = field(repr=False)
     likelihood: Likelihood
     kernel: InferenceKernel = field(repr=False)
     temperature: float = 1.0
+    temperature_of_fewer: float | None = None
 
     def fit(self, key: Key[Array, ""], images: Images, labels: Labels) -> "FittedClassifier":
         """Condition on labelled images [N, H, W, Ch], bytes or numbers in [0, 1]; labels are any that compare.
@@ -59,8 +62,8 @@ class FewShotClassifier:
 class FittedClassifier:
     """A classifier for one task. classes [C] are the labels in the order of the columns of `predict_proba`.
 
-    features [N, D] and labels [N] are what it was conditioned on; posterior is that of the padded task; code is the
-    inference's result code.
+    features [N, D] and labels [N] are what it was conditioned on; posterior is that of the padded task; temperature is
+    what its probabilities are averaged over; code is the inference's result code.
     """
 
     classifier: FewShotClassifier
@@ -69,6 +72,7 @@ class FittedClassifier:
     labels: np.ndarray
     classes: np.ndarray
     posterior: Any
+    temperature: TemperatureMixture
     code: Code
 
     def __repr__(self) -> str:
@@ -90,7 +94,7 @@ class FittedClassifier:
             for start in range(0, len(new), CHUNK)
         ]
         real = [jnp.asarray(np.asarray(part)[:, : len(self.classes)]) for part in parts]
-        return np.concatenate([np.asarray(temper(part, model.temperature)) for part in real])[: len(new)]
+        return np.concatenate([np.asarray(self.temperature.temper(part)) for part in real])[: len(new)]
 
     def predict(self, images: Images) -> np.ndarray:
         """The most probable label of every image [Q]."""
@@ -160,7 +164,12 @@ def _conditioned(
     posterior, code = _fitted(model.kernel, kernel, ways, hyper, *task, key)
     if code == Code.NON_FINITE:
         raise InferenceFailedError("the posterior is not finite; check the images, or try another inference")
-    return FittedClassifier(model, key, features, labels, classes, posterior, Code(int(code)))
+    if model.temperature_of_fewer is None:
+        temperature = single(model.temperature)
+    else:
+        both = model.temperature, model.temperature_of_fewer
+        temperature = _own_temperature(model.kernel, model.likelihood, kernel, ways, hyper, *task, key, both)
+    return FittedClassifier(model, key, features, labels, classes, posterior, temperature, Code(int(code)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -170,6 +179,23 @@ def _fitted(
     prior = gaussian_prior(kernel, hyper, features, classes)
     state, code = settle(key, inference, prior, y, mask)
     return inference.posterior(state, prior), code
+
+
+@partial(jax.jit, static_argnums=(0, 2, 3))
+def _own_temperature(
+    inference: Any,
+    likelihood: Any,
+    kernel: Any,
+    classes: int,
+    hyper: Any,
+    features: Array,
+    y: Array,
+    mask: Mask,
+    key: Array,
+    temperatures: tuple[Any, Any],
+) -> TemperatureMixture:
+    prior = gaussian_prior(kernel, hyper, features, classes)
+    return task_temperature(key, inference, likelihood, prior, y, *temperatures, mask)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -58,7 +58,10 @@ def draws_of_each(draws: int, components: int) -> int:
     return max(FEWEST_DRAWS, share + share % 2)
 
 
-def temper(probabilities: Float[Array, "*rest C"], temperature: float | Float[Array, ""]) -> Float[Array, "*rest C"]:
-    """Probabilities raised to 1 / temperature and normalised: above 1 less confident, below 1 more; ranks stay."""
+def temper(probabilities: Float[Array, "*rest C"], temperature: float | Float[Array, "..."]) -> Float[Array, "*rest C"]:
+    """Probabilities raised to 1 / temperature and normalised: above 1 less confident, below 1 more; ranks stay.
+
+    Several temperatures are an array that broadcasts to the probabilities, 1 wide in C.
+    """
     tiny = jnp.finfo(probabilities.dtype).tiny
     return jax.nn.softmax(jnp.log(jnp.maximum(probabilities, tiny)) / temperature, axis=-1)

@@ -1,5 +1,6 @@
 """Everything that evaluate.py computes about one run, before it is printed or drawn."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from tasks import DataError, Dataset, Splits
 from tasks.corruptions import corrupt_dataset, parse_corruption
 
 TEMPERED, RAW = "at its temperature", "raw (temperature 1)"
+ADAPTED = "adapted to each task"
 CALIBRATED, PAPERS = "calibrated on validation classes", "papers' two temperatures (comparison only)"
 SEVERITIES = range(1, 6)
 BATCHES = 5  # of episodes, for the standard deviation that papers print
@@ -70,7 +72,10 @@ def assess(config: EvaluationConfig) -> Assessment:
     splits = load_splits(config.dataset or model.config.dataset, config.data_root)
     _check_image_shape(model, config, splits)
     episodes = _episodes(model, config, splits.test)
-    model = shape_temperature.for_shape(model, episodes.shape.way, episodes.shape.shot, config.data_root)
+    way, shot = episodes.shape.way, episodes.shape.shot
+    if config.adapt and shot == 1:
+        raise ConfigError("--adapt leaves labelled images out, so it needs two of every class, got 1-shot tasks")
+    model = replace(model, temperature=shape_temperature.for_shape(model, way, shot, config.data_root))
     test = _corrupted(config, splits.test)
     features = scoring.embed(model.deep_kernel, test)
     return Assessment(
@@ -122,6 +127,13 @@ def _rows(model: Model, features: Array, episodes: Episodes, config: EvaluationC
         TEMPERED: (raw.tempered(model.temperature), {"temperature": model.temperature}),
         RAW: (raw, {"temperature": 1.0}),
     }
+    if config.adapt:
+        fewer = shape_temperature.for_shape(model, episodes.shape.way, episodes.shape.shot - 1, config.data_root)
+        each = scoring.task_temperatures(model, features, episodes, fewer)
+        found[ADAPTED] = (
+            raw.tempered(each),
+            {"temperature_of_fewer": fewer, "mean_temperature": float(each.mean.mean())},
+        )
     if config.calibrate or config.papers_calibration:
         temperature, papers = _validated(model, episodes.shape, config)
         if config.calibrate:

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from runners import episode_lists, evaluation_report, tables
-from runners.assessment import CALIBRATED, PAPERS, RAW, TEMPERED, Assessment, OutOfEpisode, assess, plain_interval
+from runners.assessment import (
+    ADAPTED,
+    CALIBRATED,
+    PAPERS,
+    RAW,
+    TEMPERED,
+    Assessment,
+    OutOfEpisode,
+    assess,
+    plain_interval,
+)
 from runners.console import format_seconds
 from runners.evaluation_config import EvaluationConfig, check, parse
 from runners.launch import launch
@@ -42,7 +52,7 @@ def _print(found: Assessment) -> None:
     print(heading + (f", images corrupted by {found.config.corruption}" if found.config.corruption else ""))
     print(tables.metrics_table({name: row.summary for name, row in found.rows.items()}))
     print(tables.temperature_note(found.model, shape))
-    for name in (CALIBRATED, PAPERS):
+    for name in (ADAPTED, CALIBRATED, PAPERS):
         if name in found.rows:
             print(tables.calibration_note(name, found.rows[name].temperatures, found.model.config.dataset))
     print(tables.failures_note(raw.failures()), f"Solved in {format_seconds(raw.seconds)}.")
@@ -62,7 +72,7 @@ def _metrics(found: Assessment) -> dict[str, Any]:
         "temperature": found.model.temperature,
         "raw": raw.summary,
     }
-    for key, name in (("calibrated", CALIBRATED), ("papers_calibration", PAPERS)):
+    for key, name in (("adapted", ADAPTED), ("calibrated", CALIBRATED), ("papers_calibration", PAPERS)):
         if name in found.rows:
             metrics[key] = {**found.rows[name].summary, **found.rows[name].temperatures}
     if config.corruption:

@@ -29,6 +29,7 @@ class EvaluationConfig:
     seed: int = EVALUATION_SEED
     calibrate: bool = False
     papers_calibration: bool = False
+    adapt: bool = False
     corruption: str | None = None
     out_of_episode: bool = False
     json: str | None = None
@@ -86,6 +87,11 @@ def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
         "--papers-calibration",
         action="store_true",
         help="also with the two temperatures of least ECE on validation classes, to compare with published numbers",
+    )
+    parser.add_argument(
+        "--adapt",
+        action="store_true",
+        help="also with a temperature for each task, learned by leaving out labelled images (two of a class or more)",
     )
     parser.add_argument(
         "--corruption",

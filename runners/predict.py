@@ -5,14 +5,15 @@ python runners/predict.py RUN_DIR --support DIR_OR_NPZ --query PATH [PATH ...] [
 --support is a folder with a subfolder for each class, or an .npz file with `images` and `labels`; --query folders,
 images or .npz files with `images`; for a run on embeddings, .npz files with `features`. Images are cropped or fitted as
 those of the run's own data set were. The temperature of the probabilities belongs to a number of classes and of images:
-where the run was trained with others, it is fitted again for yours on training classes of the run.
+where the run was trained with others, it is fitted again for yours on training classes of the run. With two labelled
+images a class or more it is then learned from them, by leaving each out and predicting it from the others.
 """
 
 import csv
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from runners.build import Model, load_run
 from runners.console import format_percent, format_table
 from runners.flags import OneLineParser, check_output, positive, whole_number
 from runners.launch import launch
+from runners.shape_temperature import Temperatures
 from tasks import preparation
 from tasks.embeddings import load_features
 from tasks.images import Images, load_labelled, load_unlabelled
@@ -55,21 +57,22 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     check_output("--csv", config.csv)
     model = load_run(config.run_dir)
     support, query = _load(config, model)
-    model = _tempered(model, support, config).with_draws(DRAWS)
-    classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
+    model, temperatures = model.with_draws(DRAWS), _temperatures(model, support, config)
+    classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, *temperatures)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
     probabilities = fitted.predict_proba(query.pixels)
-    _print(config, model, support, query, probabilities)
+    temperature = float(fitted.temperature.mean)
+    _print(config, temperatures, temperature, support, query, probabilities)
     if config.csv:
         run_directory.replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
     found = {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
-    return {**found, "temperature": model.temperature}
+    return {**found, "temperature": temperature}
 
 
-def _tempered(model: Model, support: Images, config: PredictionConfig) -> Model:
-    """The run with the temperature that was given, else with one for as many classes and images a class, on average."""
+def _temperatures(model: Model, support: Images, config: PredictionConfig) -> Temperatures:
+    """The temperature that was given, else those for as many classes and images a class, on average."""
     if config.temperature is not None:
-        return replace(model, temperature=config.temperature)
+        return Temperatures(config.temperature, None)
     classes = len(set(support.labels))
     return shape_temperature.for_user(model, classes, round(len(support.labels) / classes), config.data_root)
 
@@ -91,13 +94,21 @@ def _joined(parts: Sequence[Images]) -> Images:
     return Images(np.concatenate([part.pixels for part in parts]), names, labels)
 
 
-def _print(config: PredictionConfig, model: Model, support: Images, query: Images, probabilities: np.ndarray) -> None:
+def _print(
+    config: PredictionConfig,
+    temperatures: Temperatures,
+    temperature: float,
+    support: Images,
+    query: Images,
+    probabilities: np.ndarray,
+) -> None:
     classes, counts = np.unique(support.labels, return_counts=True)
     low, high = counts.min(), counts.max()
     images = f"{low} labelled image{'s' if low > 1 else ''}" if low == high else f"{low} to {high} labelled images"
     queries = "1 query" if len(query.names) == 1 else f"{len(query.names)} queries"
     print(f"{len(classes)} classes with {images} each, {queries}")
-    print(f"temperature {model.temperature:.3g}")
+    learned = f", {temperature:.3g} by leaving labelled images out" if temperatures.fewer else ""
+    print(f"temperature {temperatures.own:.3g}{learned}")
     best = np.argsort(-probabilities, axis=1)[:, :2]
     rows = [
         [name, *(f"{classes[k]} {format_percent(float(p[k]))}" for k in top)]
@@ -131,7 +142,8 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
         "--temperature",
         type=positive,
         metavar="T",
-        help="of the probabilities (default: fitted for as many classes and images, on training classes of the run)",
+        help="of the probabilities (default: fitted for as many classes and images, on training classes of the run, "
+        "then learned from your labelled images)",
     )
     parser.add_argument("--seed", type=whole_number, default=0, help="of the inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")

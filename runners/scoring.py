@@ -20,7 +20,8 @@ from evaluation import metrics
 from evaluation.calibration import fit_temperature
 from evaluation.out_of_episode import DetectionScores, solve_open
 from inference.inner.base import Code, settle
-from inference.predictive import predict, temper
+from inference.predictive import predict
+from inference.task_temperature import FOLDS, TemperatureMixture, single, task_temperature
 from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
 from models.gaussian import Query
 from runners.build import Model
@@ -39,9 +40,10 @@ class Scores(NamedTuple):
     codes: np.ndarray
     seconds: float
 
-    def tempered(self, temperature: float) -> "Scores":
-        """The same at a temperature."""
-        return self._replace(probabilities=np.asarray(temper(jnp.asarray(self.probabilities), temperature)))
+    def tempered(self, temperature: float | TemperatureMixture) -> "Scores":
+        """The same at a temperature, or averaged over those of each episode [E, G]."""
+        each = temperature if isinstance(temperature, TemperatureMixture) else single(temperature)
+        return self._replace(probabilities=np.asarray(each.temper(jnp.asarray(self.probabilities))))
 
     def failures(self) -> dict[str, int]:
         """Episodes by result code, those that went well left out."""
@@ -166,6 +168,49 @@ def _solve(
 def _divided(query: Query, by: Array) -> Query:
     """The query of f / by: (G7) is linear in the mean and the cross-covariance."""
     return Query(query.mean / by, query.cross / by, query.variance / by**2)
+
+
+def task_temperatures(
+    model: Model,
+    features: Float[Array | np.ndarray, "I D"],
+    episodes: Episodes,
+    temperature_of_fewer: float,
+    block: int | None = None,
+) -> TemperatureMixture:
+    """Temperatures and their weights [E, G] of the episodes, each learned from its own labelled images.
+
+    `temperature_of_fewer` is the model's temperature for tasks with one image a class fewer.
+    """
+    both = model.temperature, temperature_of_fewer
+    solve = partial(_solve_temperature, *_fixed(model, episodes), min(FOLDS, episodes.shape.shot), both)
+    features = np.asarray(features)
+
+    def answer(part: TaskIndices, keys: Array) -> TemperatureMixture:
+        return solve(features[part.x_support], part.y_support, keys)
+
+    return _in_blocks(answer, episodes, block)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 5))
+def _solve_temperature(
+    make_inference: Any,
+    kernel: Any,
+    way: int,
+    hyper: Any,
+    likelihood: Any,
+    folds: int,
+    temperatures: tuple[Any, Any],
+    support: Any,
+    y: Any,
+    keys: Any,
+) -> TemperatureMixture:
+    algorithm = make_inference(likelihood)
+
+    def one(support: Array, y: Array, key: Array) -> TemperatureMixture:
+        prior = gaussian_prior(kernel, hyper, support, way)
+        return task_temperature(key, algorithm, likelihood, prior, y, *temperatures, folds=folds)
+
+    return jax.vmap(one)(support, y, keys)
 
 
 def temperature_of(model: Model, dataset: Dataset, episodes: Episodes) -> float:

@@ -39,6 +39,9 @@ def temperature_note(model: Model, shape: Shape) -> str:
 
 def calibration_note(name: str, temperatures: Mapping[str, float], dataset: str) -> str:
     """Where the temperatures of a row come from."""
+    if "mean_temperature" in temperatures:
+        mean = temperatures["mean_temperature"]
+        return f"{name}: temperature {mean:.3f} on average, learned by leaving labelled images out."
     if "temperature" in temperatures:
         return f"{name}: temperature {temperatures['temperature']:.3f}, fitted by NLL on those of {dataset}."
     return (

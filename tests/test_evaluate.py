@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from test_meta_train import contents
 import tasks
 from evaluation.calibration import fit_temperature
 from evaluation.out_of_episode import DetectionScores, detect
+from inference.task_temperature import task_temperature
+from models.deep_kernel import gaussian_prior
 from runners import assessment, build, evaluate, run_directory, scoring, tables
 from runners.build import load_run
 from runners.data import Shape, check_images, draw_episodes, load_splits
@@ -243,11 +246,41 @@ def test_one_episode_has_scores_and_no_intervals():
     assert assessment.plain_interval(found["entropy"].interval) is None
 
 
+def test_each_task_can_learn_its_temperature(tiny_run, tiny_data, capsys):
+    """As the functions that it calls, episode by episode; accuracy is hardly touched."""
+    found = evaluate.main(
+        EvaluationConfig(str(tiny_run.path), episodes=6, shot=3, adapt=True, seed=1, data_root=tiny_data)
+    )
+    printed = capsys.readouterr().out
+    adapted = found["adapted"]
+    assert "\nadapted to each task " in printed
+    assert f"adapted to each task: temperature {adapted['mean_temperature']:.3f} on average" in printed
+    model, test = load_run(tiny_run.path), load_splits("omniglot", tiny_data).test
+    episodes = draw_episodes(1, "test", test, Shape(3, 3, 15), 6)
+    model = replace(model, temperature=found["temperature"])
+    features, fewer = scoring.embed(model.deep_kernel, test), adapted["temperature_of_fewer"]
+    each = scoring.task_temperatures(model, features, episodes, fewer, block=4)
+    assert fewer != found["temperature"] and np.shape(each.weights)[0] == 6
+    for number in range(6):
+        one = jax.tree.map(lambda values, number=number: values[number], episodes.indices)
+        prior = gaussian_prior(
+            model.deep_kernel.kernel, model.deep_kernel.hyperparameters(), features[one.x_support], 3
+        )
+        alone = task_temperature(
+            episodes.keys[number], model.inference, model.likelihood, prior, one.y_support, model.temperature, fewer
+        )
+        np.testing.assert_allclose(each.weights[number], alone.weights, rtol=1e-3, atol=1e-5)
+    expected = scoring.score(model, features, episodes).tempered(each)
+    assert adapted["nll"] == pytest.approx(expected.summary()["nll"], rel=1e-4)
+    assert adapted["mean_temperature"] == pytest.approx(float(each.mean.mean()), rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "more, message",
     [
         (["--dataset", "foo"], "expected the name of a data set, got 'foo'"),
         (["--way", "5"], "expected at least 5 classes for 5-way tasks, got 4"),
+        (["--adapt"], "--adapt leaves labelled images out, so it needs two of every class, got 1-shot tasks"),
         (["--query", "20"], "expected at least 21 images in every class"),
         (["--shot", "20"], "expected at least 21 images in every class"),
         (["--seed", "-1"], "argument --seed: expected a whole number from 0, got '-1'"),

@@ -17,7 +17,7 @@ from inference.inner import exact, run
 from inference.predictive import predict as predict_probabilities
 from models import KERNELS, Identity, LabelRegression, deep_kernel
 from models.deep_kernel import DeepKernel
-from runners import predict, shape_temperature
+from runners import predict, scoring, shape_temperature
 from runners.build import load_run
 from runners.data import load_splits
 from runners.overrides import ConfigError
@@ -112,6 +112,21 @@ def test_a_padded_task_gives_the_probabilities_of_the_task_itself():
     np.testing.assert_allclose(got, predict_probabilities(jax.random.key(0), likelihood, posterior, query), rtol=1e-9)
     flatter = replace(model, temperature=2.0).fit(key, x, y).predict_proba(new)  # applied once, to the real classes
     np.testing.assert_allclose(flatter, np.sqrt(got) / np.sqrt(got).sum(1, keepdims=True), rtol=1e-9)
+
+
+def test_a_task_learns_its_own_temperature(classifier, task, unequal):
+    """From the class that has four images; with one of each there is nothing to learn from."""
+    images, labels = unequal
+    own = replace(classifier, temperature_of_fewer=classifier.temperature)
+    fixed, learned = (one.fit(jax.random.key(0), images, labels) for one in (classifier, own))
+    assert float(fixed.temperature.mean) == pytest.approx(classifier.temperature)
+    assert float(learned.temperature.mean) != pytest.approx(classifier.temperature, rel=1e-3)
+    plain = replace(classifier, temperature=1.0).fit(jax.random.key(0), images, labels).predict_proba(task.x_query)
+    np.testing.assert_allclose(
+        learned.predict_proba(task.x_query), learned.temperature.temper(jnp.asarray(plain)), rtol=1e-4
+    )
+    few = own.fit(jax.random.key(0), images[[0, 4, 5]], labels[[0, 4, 5]])
+    assert float(few.temperature.mean) == pytest.approx(classifier.temperature)
 
 
 def test_adding_images_is_fitting_all_of_them(classifier, task, unequal):
@@ -298,24 +313,37 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
     tiny_run, tiny_data, folders, tmp_path, capsys, monkeypatch
 ):
     """Fitted on the run's training classes as evaluate.py does; without its data the run's own stays, as it says."""
-    asked = []
+    asked, given = [], []
 
-    def fitted(model, train, way, shot):
-        asked.append((train.classes, way, shot))
-        return replace(model, temperature=0.123)
+    def fitted(model, known, episodes):
+        asked.append((known.classes, *episodes.shape[:2]))
+        return 0.1 * episodes.shape.shot
 
-    monkeypatch.setattr(shape_temperature, "_fitted", fitted)
-    classes, own = load_splits("omniglot", tiny_data).train.classes, load_run(tiny_run.path)
+    def classifier(*arguments):
+        given.append(arguments[3:])
+        return FewShotClassifier(*arguments)
+
+    monkeypatch.setattr(scoring, "temperature_of", fitted)
+    monkeypatch.setattr(predict, "FewShotClassifier", classifier)
+    own = load_run(tiny_run.path)
+    chosen, data = own.config.trainer.temperature_classes, ["--data-root", tiny_data]
     arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
-    assert predict.main(predict.parse([*arguments, "--data-root", tiny_data]))["temperature"] == 0.123
+    found = predict.main(predict.parse([*arguments, *data]))
+    assert asked == [(chosen, 4, 3), (chosen, 4, 2)] and given == [(pytest.approx(0.3), pytest.approx(0.2))]
+    assert f"temperature 0.3, {found['temperature']:.3g} by leaving labelled images out" in capsys.readouterr().out
+    assert found["temperature"] != pytest.approx(0.3)
+    asked.clear()
     for way, shot in ((10_000, 10_000), (2, 10_000)):  # as near as time and the data allow
         shape_temperature.for_user(own, way, shot, tiny_data)
-    shape_temperature.for_shape(own, 2, 5, tiny_data)
-    assert asked == [(classes, 4, 3), (classes, 20, 10), (classes, 2, 19), (classes, 2, 5)]
-    capsys.readouterr()
+    assert [shape for _, *shape in asked] == [[20, 10], [20, 9], [2, 19], [2, 18]]
+    assert shape_temperature.for_shape(own, 2, 5, tiny_data) == pytest.approx(0.5)
+    assert shape_temperature.for_shape(own, 3, 1, tiny_data) == own.temperature  # as trained
+    assert shape_temperature.for_user(own, 3, 1, tiny_data) == (own.temperature, None)
+    assert shape_temperature.for_user(own, 3, 2, tiny_data) == (pytest.approx(0.2), own.temperature)
+    assert len(asked) == 6
     (tmp_path / "nothing").mkdir()
-    found = predict.main(predict.parse([*arguments, "--data-root", str(tmp_path / "nothing")]))
-    assert found["temperature"] == own.temperature and len(asked) == 4
+    predict.main(predict.parse([*arguments, "--data-root", str(tmp_path / "nothing")]))
+    assert given[-1] == (own.temperature, own.temperature) and len(asked) == 6
     assert "was fitted for 3-way 1-shot tasks; where the data set omniglot is at hand" in capsys.readouterr().out
 
 

@@ -1,0 +1,118 @@
+"""A task's own temperature, learned from its labelled images: (T2) to (T4) of docs/evaluation.md.
+
+A temperature that was fitted on other classes is too low for harder ones and too high for easier ones. Labelled images
+tell: leave one of every class out, predict it from the others, and see at which temperature that would have been right.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from inference.inner.base import Code, InferenceKernel, Mask, settle
+from inference.predictive import predict, temper
+from models.gaussian import GaussianPrior, Query
+from models.likelihoods.base import Likelihood
+
+FOLDS = 5  # images of a class that are left out, one at a time, at most
+# Standard deviation of the log temperature of a task about that of training. Of 0.1, 0.2, 0.3, 0.5 and 0.8 the one of
+# least NLL on training classes and validation classes of Omniglot to EMNIST together.
+SPREAD = 0.3
+NODES, REACH = 41, 5.0  # of the rule over log temperatures, and how many standard deviations it covers on either side
+
+
+class TemperatureMixture(NamedTuple):
+    """Temperatures of a task and the probability of each; several tasks are a leading axis."""
+
+    temperatures: Float[Array, "*tasks G"]
+    weights: Float[Array, "*tasks G"]
+
+    @property
+    def mean(self) -> Float[Array, "*tasks"]:
+        """The geometric mean of the temperatures."""
+        return jnp.exp(jnp.sum(self.weights * jnp.log(self.temperatures), axis=-1))
+
+    def temper(self, probabilities: Float[Array, "*tasks Q C"]) -> Float[Array, "*tasks Q C"]:
+        """Probabilities averaged over the temperatures (T4)."""
+
+        def add(total: Array, node: TemperatureMixture) -> tuple[Array, None]:
+            one = TemperatureMixture(*(values[..., None, None] for values in node))
+            return total + one.weights * temper(probabilities, one.temperatures), None
+
+        nodes = TemperatureMixture(*(jnp.moveaxis(values, -1, 0) for values in self))
+        return jax.lax.scan(add, jnp.zeros_like(probabilities), nodes)[0]
+
+
+def single(temperature: float | Float[Array, ""]) -> TemperatureMixture:
+    """One temperature, for certain."""
+    return TemperatureMixture(jnp.full(1, temperature), jnp.ones(1))
+
+
+def task_temperature(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    likelihood: Likelihood,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    temperature: float | Float[Array, ""],
+    temperature_of_fewer: float | Float[Array, ""],
+    mask: Mask | None = None,
+    folds: int = FOLDS,
+) -> TemperatureMixture:
+    """The posterior of a task's temperature (T3).
+
+    `temperature` is that of training for tasks of this shape, `temperature_of_fewer` for those with one image a class
+    fewer, as tasks have from which an image of every class was left out. Where no class has two images, and for folds
+    whose inference fails, nothing is learned.
+    """
+    if mask is None:
+        mask = Mask(jnp.ones(y.shape, bool), jnp.ones(prior.mean.shape[0], bool))
+    held = left_out(y, mask.points, folds)
+    probabilities, codes = jax.vmap(partial(_predict_left_out, key, kernel, likelihood, prior, y, mask))(held)
+    return posterior_of(probabilities, y, held & (codes != Code.NON_FINITE)[:, None], temperature, temperature_of_fewer)
+
+
+def left_out(y: Int[Array, " N"], real: Bool[Array, " N"], folds: int) -> Bool[Array, "F N"]:
+    """Fold k leaves out the k-th image of every class that has as many, and at least two."""
+    same = (y[:, None] == y) & real[:, None] & real
+    number, count = jnp.sum(jnp.tril(same, -1), axis=1), jnp.sum(same, axis=1)
+    return (number == jnp.arange(folds)[:, None]) & (count > 1)
+
+
+def _predict_left_out(
+    key: Key[Array, ""],
+    kernel: InferenceKernel,
+    likelihood: Likelihood,
+    prior: GaussianPrior,
+    y: Int[Array, " N"],
+    mask: Mask,
+    held: Bool[Array, " N"],
+) -> tuple[Float[Array, "N C"], Int[Array, ""]]:
+    """Probabilities of all images of a task given those that are not held, and the code of the inference."""
+    fit_key, predict_key = jax.random.split(key)
+    state, code = settle(fit_key, kernel, prior, y, mask._replace(points=mask.points & ~held))
+    own = Query(prior.mean, prior.covariance, jnp.diagonal(prior.covariance, axis1=-2, axis2=-1))
+    return predict(predict_key, likelihood, kernel.posterior(state, prior), own, mask.classes), code
+
+
+def posterior_of(
+    probabilities: Float[Array, "F N C"],
+    y: Int[Array, " N"],
+    held: Bool[Array, "F N"],
+    temperature: float | Float[Array, ""],
+    temperature_of_fewer: float | Float[Array, ""],
+) -> TemperatureMixture:
+    """(T3) from the probabilities of left-out images; certain of `temperature` where none was left out."""
+    departures = SPREAD * jnp.linspace(-REACH, REACH, NODES, dtype=probabilities.dtype)
+
+    def evidence(departure: Array) -> Array:
+        tempered = temper(probabilities, temperature_of_fewer * jnp.exp(departure))
+        right = jnp.take_along_axis(tempered, y[None, :, None], axis=-1)[..., 0]
+        return jnp.sum(jnp.where(held, jnp.log(jnp.maximum(right, jnp.finfo(right.dtype).tiny)), 0.0))
+
+    logs = jax.lax.map(evidence, departures) - 0.5 * (departures / SPREAD) ** 2
+    certain = jnp.arange(NODES) == NODES // 2
+    weights = jnp.where(jnp.any(held), jax.nn.softmax(logs), certain)
+    return TemperatureMixture(temperature * jnp.exp(departures), weights)
