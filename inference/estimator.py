@@ -62,8 +62,8 @@ class FewShotClassifier:
 class FittedClassifier:
     """A classifier for one task. classes [C] are the labels in the order of the columns of `predict_proba`.
 
-    features [N, D] and labels [N] are what it was conditioned on; posterior is that of the padded task; temperature is
-    what its probabilities are averaged over; code is the inference's result code.
+    features [N, D] and labels [N] are what it was conditioned on; posterior is that of the padded task; temperatures, with
+    weights, are those that its probabilities are averaged over; code is the inference's result code.
     """
 
     classifier: FewShotClassifier
@@ -72,7 +72,7 @@ class FittedClassifier:
     labels: np.ndarray
     classes: np.ndarray
     posterior: Any
-    temperature: TemperatureMixture
+    temperatures: TemperatureMixture
     code: Code
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ class FittedClassifier:
             for start in range(0, len(new), CHUNK)
         ]
         real = [jnp.asarray(np.asarray(part)[:, : len(self.classes)]) for part in parts]
-        return np.concatenate([np.asarray(self.temperature.temper(part)) for part in real])[: len(new)]
+        return np.concatenate([np.asarray(self.temperatures.temper(part)) for part in real])[: len(new)]
 
     def predict(self, images: Images) -> np.ndarray:
         """The most probable label of every image [Q]."""
@@ -165,11 +165,11 @@ def _conditioned(
     if code == Code.NON_FINITE:
         raise InferenceFailedError("the posterior is not finite; check the images, or try another inference")
     if model.temperature_of_fewer is None:
-        temperature = single(model.temperature)
+        temperatures = single(model.temperature)
     else:
         both = model.temperature, model.temperature_of_fewer
-        temperature = _own_temperature(model.kernel, model.likelihood, kernel, ways, hyper, *task, key, both)
-    return FittedClassifier(model, key, features, labels, classes, posterior, temperature, Code(int(code)))
+        temperatures = _own_temperatures(model.kernel, model.likelihood, kernel, ways, hyper, *task, key, both)
+    return FittedClassifier(model, key, features, labels, classes, posterior, temperatures, Code(int(code)))
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -182,7 +182,7 @@ def _fitted(
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
-def _own_temperature(
+def _own_temperatures(
     inference: Any,
     likelihood: Any,
     kernel: Any,

@@ -70,7 +70,8 @@ def task_temperature(
     if mask is None:
         mask = Mask(jnp.ones(y.shape, bool), jnp.ones(prior.mean.shape[0], bool))
     held = left_out(y, mask.points, folds)
-    probabilities, codes = jax.vmap(partial(_predict_left_out, key, kernel, likelihood, prior, y, mask))(held)
+    # One fold after the other: each holds as many draws as the inference of the task itself.
+    probabilities, codes = jax.lax.map(partial(_predict_left_out, key, kernel, likelihood, prior, y, mask), held)
     return posterior_of(probabilities, y, held & (codes != Code.NON_FINITE)[:, None], temperature, temperature_of_fewer)
 
 

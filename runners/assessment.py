@@ -132,7 +132,7 @@ def _rows(model: Model, features: Array, episodes: Episodes, config: EvaluationC
         each = scoring.task_temperatures(model, features, episodes, fewer)
         found[ADAPTED] = (
             raw.tempered(each),
-            {"temperature_of_fewer": fewer, "mean_temperature": float(each.mean.mean())},
+            {"temperature_of_fewer": fewer, "mean_temperature": float(np.mean(each.mean))},
         )
     if config.calibrate or config.papers_calibration:
         temperature, papers = _validated(model, episodes.shape, config)

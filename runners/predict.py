@@ -61,7 +61,7 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, *temperatures)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
     probabilities = fitted.predict_proba(query.pixels)
-    temperature = float(fitted.temperature.mean)
+    temperature = float(fitted.temperatures.mean)
     _print(config, temperatures, temperature, support, query, probabilities)
     if config.csv:
         run_directory.replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))

@@ -119,14 +119,14 @@ def test_a_task_learns_its_own_temperature(classifier, task, unequal):
     images, labels = unequal
     own = replace(classifier, temperature_of_fewer=classifier.temperature)
     fixed, learned = (one.fit(jax.random.key(0), images, labels) for one in (classifier, own))
-    assert float(fixed.temperature.mean) == pytest.approx(classifier.temperature)
-    assert float(learned.temperature.mean) != pytest.approx(classifier.temperature, rel=1e-3)
+    assert float(fixed.temperatures.mean) == pytest.approx(classifier.temperature)
+    assert float(learned.temperatures.mean) != pytest.approx(classifier.temperature, rel=1e-3)
     plain = replace(classifier, temperature=1.0).fit(jax.random.key(0), images, labels).predict_proba(task.x_query)
     np.testing.assert_allclose(
-        learned.predict_proba(task.x_query), learned.temperature.temper(jnp.asarray(plain)), rtol=1e-4
+        learned.predict_proba(task.x_query), learned.temperatures.temper(jnp.asarray(plain)), rtol=1e-4
     )
     few = own.fit(jax.random.key(0), images[[0, 4, 5]], labels[[0, 4, 5]])
-    assert float(few.temperature.mean) == pytest.approx(classifier.temperature)
+    assert float(few.temperatures.mean) == pytest.approx(classifier.temperature)
 
 
 def test_adding_images_is_fitting_all_of_them(classifier, task, unequal):
