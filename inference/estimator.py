@@ -62,8 +62,8 @@ class FewShotClassifier:
 class FittedClassifier:
     """A classifier for one task. classes [C] are the labels in the order of the columns of `predict_proba`.
 
-    features [N, D] and labels [N] are what it was conditioned on; posterior is that of the padded task; probabilities are
-    averaged over temperatures; code is the inference's result code.
+    features [N, D] and labels [N] are what it was conditioned on; posterior is that of the padded task; code is the
+    inference's result code. Probabilities are averaged over temperatures.
     """
 
     classifier: FewShotClassifier
