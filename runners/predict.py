@@ -107,8 +107,8 @@ def _print(
     images = f"{low} labelled image{'s' if low > 1 else ''}" if low == high else f"{low} to {high} labelled images"
     queries = "1 query" if len(query.names) == 1 else f"{len(query.names)} queries"
     print(f"{len(classes)} classes with {images} each, {queries}")
-    learned = f", {temperature:.3g} by leaving labelled images out" if temperatures.fewer else ""
-    print(f"temperature {temperatures.own:.3g}{learned}")
+    before = f", learned from the labelled images; before them {temperatures.own:.3g}" if temperatures.fewer else ""
+    print(f"temperature {temperature:.3g}{before}")
     best = np.argsort(-probabilities, axis=1)[:, :2]
     rows = [
         [name, *(f"{classes[k]} {format_percent(float(p[k]))}" for k in top)]

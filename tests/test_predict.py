@@ -330,7 +330,8 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
     arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
     found = predict.main(predict.parse([*arguments, *data]))
     assert asked == [(chosen, 4, 3), (chosen, 4, 2)] and given == [(pytest.approx(0.3), pytest.approx(0.2))]
-    assert f"temperature 0.3, {found['temperature']:.3g} by leaving labelled images out" in capsys.readouterr().out
+    learned = f"temperature {found['temperature']:.3g}, learned from the labelled images; before them 0.3\n"
+    assert learned in capsys.readouterr().out
     assert found["temperature"] != pytest.approx(0.3)
     asked.clear()
     for way, shot in ((10_000, 10_000), (2, 10_000)):  # as near as time and the data allow
