@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from runners import comparisons, evaluate, meta_train, robustness, run_directory
 from runners.comparison_figure import comparison_figure
@@ -28,6 +28,7 @@ from runners.evaluation_config import EvaluationConfig
 from runners.flags import OneLineParser, count_or_auto, whole_number
 from runners.launch import launch
 from runners.overrides import ConfigError
+from runners.run_directory import DivergedError
 from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop
 from runners.studies.reporting import StudyError, save
 
@@ -64,8 +65,16 @@ class ReproductionConfig:
     robustness: bool = False
 
 
+class Diverged(NamedTuple):
+    """A method whose training came to no end, and how it ended."""
+
+    method: str
+    shot: int
+    message: str
+
+
 def main(config: ReproductionConfig) -> list[dict[str, Any]]:
-    """The rows of the table, written to results.json and table.md after every method.
+    """The rows of the table, written to results.json and table.md after every method; one that diverges has none.
 
     Raises ConfigError, DataError, RunError or StudyError, each with one line.
     """
@@ -75,17 +84,25 @@ def main(config: ReproductionConfig) -> list[dict[str, Any]]:
     folder = Path(config.out or f"runs/{config.name}{'-quick' if config.quick else ''}")
     methods, shots = _selected(comparison, config)
     rows: list[dict[str, Any]] = []
+    diverged: list[Diverged] = []
     for shot in shots:
         for method in methods:
             print(f"\n== {method.name}, {comparison.way}-way {shot}-shot", flush=True)
-            row = _row(comparison, method, shot, folder / f"{method.name}-{shot}shot", config)
-            if row is None:
-                return rows
-            rows.append(row)
-            _write(folder, config, comparison, rows)
-    print("\n" + format_table([*HEADER, *COSTS], [_cells(row) + _costs(row) for row in rows]))
-    save(comparison_figure(rows, comparison.published), folder / "comparison.png")
-    if config.robustness:
+            try:
+                row = _row(comparison, method, shot, folder / f"{method.name}-{shot}shot", config)
+            except DivergedError as error:
+                print(f"{method.name} has no row: {error}", flush=True)
+                diverged.append(Diverged(method.name, shot, str(error)))
+            else:
+                if row is None:
+                    return rows
+                rows.append(row)
+            _write(folder, config, comparison, rows, diverged)
+    lines = [_cells(row) + _costs(row) for row in rows] + [_diverged_cells(one, len(COSTS)) for one in diverged]
+    print("\n" + format_table([*HEADER, *COSTS], lines))
+    if rows:
+        save(comparison_figure(rows, comparison.published), folder / "comparison.png")
+    if rows and config.robustness:
         _write_robustness(folder, [folder / f"{row['method']}-{row['shot']}shot" for row in rows], config)
     return rows
 
@@ -168,9 +185,9 @@ def _resumed(run: RunConfig, path: Path) -> RunConfig:
     return stored
 
 
-def table(rows: Sequence[dict[str, Any]], comparison: Comparison) -> str:
+def table(rows: Sequence[dict[str, Any]], comparison: Comparison, diverged: Sequence[Diverged] = ()) -> str:
     """The measured rows, then the published ones, as Markdown; nothing in it depends on the clock."""
-    lines = [*map(_cells, rows)]
+    lines = [*map(_cells, rows), *map(_diverged_cells, diverged)]
     for published in comparison.published:
         name = f"{published.method} ({published.source})"
         for shot in sorted({row["shot"] for row in rows} & published.accuracy.keys()):
@@ -186,21 +203,32 @@ def _cells(row: dict[str, Any]) -> list[str]:
     return [row["method"], str(row["shot"]), accuracy, spread, *(f"{number:.3f}" for number in numbers), failures]
 
 
+def _diverged_cells(one: Diverged, more: int = 0) -> list[str]:
+    return [one.method, str(one.shot), "diverged", *[""] * (len(HEADER) - 3 + more)]
+
+
 def _costs(row: dict[str, Any]) -> list[str]:
     return [f"{row['episodes']:,}", format_seconds(row["training_seconds"])]
 
 
-def _write(folder: Path, config: ReproductionConfig, comparison: Comparison, rows: list[dict[str, Any]]) -> None:
+def _write(
+    folder: Path,
+    config: ReproductionConfig,
+    comparison: Comparison,
+    rows: list[dict[str, Any]],
+    diverged: Sequence[Diverged],
+) -> None:
     """results.json and table.md, replaced whole."""
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpyro", "flax", "optax", "numpy")}
     results = {
         "config": dataclasses.asdict(config),
         "versions": {"python": platform.python_version(), **versions},
         "rows": rows,
+        "diverged": [one._asdict() for one in diverged],
         "published": [dataclasses.asdict(row) for row in comparison.published],
     }
     run_directory.replace_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    run_directory.replace_text(folder / "table.md", table(rows, comparison))
+    run_directory.replace_text(folder / "table.md", table(rows, comparison, diverged))
 
 
 def _write_robustness(folder: Path, runs: Sequence[Path], config: ReproductionConfig) -> None:

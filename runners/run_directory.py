@@ -27,6 +27,10 @@ class RunError(ValueError):
     """A run folder that cannot be used as asked; the message is one line."""
 
 
+class DivergedError(RunError):
+    """Training came to a loss that is not finite; what was written before is kept."""
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """A run folder that exists and whose configuration has been read. Made by `create` and `load`.

@@ -23,7 +23,7 @@ from runners.build import Model, export
 from runners.console import Progress, format_bytes, format_percent, format_seconds
 from runners.interruption import Interrupted
 from runners.rows import hyperparameters, summary, table
-from runners.run_directory import RunDirectory, RunError
+from runners.run_directory import DivergedError, RunDirectory, RunError
 from runners.scoring import Scores
 
 WALL_CLOCK = ("seconds", "episodes_per_second")
@@ -182,13 +182,13 @@ class Training:
         return processes.largest(received or 0) if self.asked % _AGREE_EVERY == 0 else 0
 
     def _check_finite(self) -> None:
-        """Raises RunError on a loss that is not finite."""
+        """Raises DivergedError on a loss that is not finite."""
         rows = [StepLog(*row) for row in table(self.window)]
         for number, row in enumerate(rows, self.step - len(rows) + 1):
             if not np.isfinite(row.loss):
                 kept = checkpoint.steps(self.directory.checkpoints)
                 last = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
-                raise RunError(
+                raise DivergedError(
                     f"the loss of step {number} is {row.loss} ({int(row.failures)} tasks failed in it); {last}; "
                     "try a smaller trainer.learning_rate or more --inner-steps"
                 )

@@ -1,6 +1,8 @@
 """reproduce.py: a tiny comparison from start to table, stopped and continued, and what it refuses."""
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +94,23 @@ def test_rows_can_be_chosen_and_two_runs_give_the_same_table(tiny, tiny_data, tm
     for row, again in zip(once["rows"], twice["rows"], strict=True):
         assert row | dict.fromkeys(CLOCK) == again | dict.fromkeys(CLOCK)
     assert (tmp_path / "once" / "table.md").read_text() == (tmp_path / "twice" / "table.md").read_text()
+
+
+def test_a_method_that_diverges_does_not_end_the_comparison(tiny_data, tmp_path, monkeypatch, capsys):
+    cheap = CHANGES | {"backbone": "mlp"}
+    wild = Method("wild", "gaussian", "exact", cheap, SETTINGS | {"trainer.learning_rate": 1e38})
+    calm = Method("calm", "gaussian", "exact", cheap, SETTINGS)
+    monkeypatch.setitem(COMPARISONS, "tiny", replace(TINY, methods=(wild, calm)))
+    config = ReproductionConfig("tiny", quick=True, out=str(tmp_path / "out"), data_root=tiny_data)
+    assert [row["method"] for row in reproduce.main(config)] == ["calm"]
+    printed = capsys.readouterr().out
+    assert "wild has no row: the loss of step 2 is nan" in printed
+    assert re.search(r"\nwild +1 +diverged *\n", printed)
+    stored = json.loads((tmp_path / "out" / "results.json").read_text())["diverged"]
+    assert [(one["method"], one["shot"]) for one in stored] == [("wild", 1)]
+    assert "| wild | 1 | diverged |" in (tmp_path / "out" / "table.md").read_text()
+    alone = replace(config, methods=("wild",), out=str(tmp_path / "alone"), robustness=True)
+    assert reproduce.main(alone) == [] and not (tmp_path / "alone" / "comparison.png").exists()
 
 
 @pytest.mark.parametrize(
