@@ -336,7 +336,7 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
     asked.clear()
     for way, shot in ((10_000, 10_000), (2, 10_000)):  # as near as time and the data allow
         shape_temperature.for_user(own, way, shot, tiny_data)
-    assert [shape for _, *shape in asked] == [[20, 10], [20, 9], [2, 19], [2, 18]]
+    assert asked == [(chosen, 20, 10), (chosen, 20, 9), (chosen, 2, 19), (chosen, 2, 18)]
     assert shape_temperature.for_shape(own, 2, 5, tiny_data) == pytest.approx(0.5)
     assert shape_temperature.for_shape(own, 3, 1, tiny_data) == own.temperature  # as trained
     assert shape_temperature.for_user(own, 3, 1, tiny_data) == (own.temperature, None)
