@@ -4,7 +4,6 @@ A temperature that was fitted on other classes is too low for harder ones and to
 tell: leave one of every class out, predict it from the others, and see at which temperature that would have been right.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -70,8 +69,15 @@ def task_temperature(
     if mask is None:
         mask = Mask(jnp.ones(y.shape, bool), jnp.ones(prior.mean.shape[0], bool))
     held = left_out(y, mask.points, folds)
+    fit_key, predict_key = jax.random.split(key)
+    own = Query(prior.mean, prior.covariance, jnp.diagonal(prior.covariance, axis1=-2, axis2=-1))
+
+    def predicted_without(fold: Array) -> tuple[Array, Array]:
+        state, code = settle(fit_key, kernel, prior, y, mask._replace(points=mask.points & ~fold))
+        return predict(predict_key, likelihood, kernel.posterior(state, prior), own, mask.classes), code
+
     # One fold after the other: each holds as many draws as the inference of the task itself.
-    probabilities, codes = jax.lax.map(partial(_predict_left_out, key, kernel, likelihood, prior, y, mask), held)
+    probabilities, codes = jax.lax.map(predicted_without, held)
     return posterior_of(probabilities, y, held & (codes != Code.NON_FINITE)[:, None], temperature, temperature_of_fewer)
 
 
@@ -80,22 +86,6 @@ def left_out(y: Int[Array, " N"], real: Bool[Array, " N"], folds: int) -> Bool[A
     same = (y[:, None] == y) & real[:, None] & real
     number, count = jnp.sum(jnp.tril(same, -1), axis=1), jnp.sum(same, axis=1)
     return (number == jnp.arange(folds)[:, None]) & (count > 1)
-
-
-def _predict_left_out(
-    key: Key[Array, ""],
-    kernel: InferenceKernel,
-    likelihood: Likelihood,
-    prior: GaussianPrior,
-    y: Int[Array, " N"],
-    mask: Mask,
-    held: Bool[Array, " N"],
-) -> tuple[Float[Array, "N C"], Int[Array, ""]]:
-    """Probabilities of all images of a task given those that are not held, and the code of the inference."""
-    fit_key, predict_key = jax.random.split(key)
-    state, code = settle(fit_key, kernel, prior, y, mask._replace(points=mask.points & ~held))
-    own = Query(prior.mean, prior.covariance, jnp.diagonal(prior.covariance, axis1=-2, axis2=-1))
-    return predict(predict_key, likelihood, kernel.posterior(state, prior), own, mask.classes), code
 
 
 def posterior_of(
