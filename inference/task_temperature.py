@@ -16,9 +16,9 @@ from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import Likelihood
 
 FOLDS = 5  # images of a class that are left out, one at a time, at most
-# Standard deviation of the log temperature of a task about that of training. Of 0.1, 0.2, 0.3, 0.5 and 0.8 the one of
-# least NLL on training classes and validation classes of Omniglot to EMNIST together.
-SPREAD = 0.3
+# Standard deviation of the log temperature of a task about the run's: of 0.1, 0.2, 0.3, 0.5 and 0.8 the one of least
+# NLL on validation classes of four data sets (docs/results/temperatures.md).
+SPREAD = 0.2
 NODES, REACH = 41, 5.0  # of the rule over log temperatures, and how many standard deviations it covers on either side
 
 
@@ -59,6 +59,7 @@ def task_temperature(
     temperature_of_fewer: float | Float[Array, ""],
     mask: Mask | None = None,
     folds: int = FOLDS,
+    spread: float = SPREAD,
 ) -> TemperatureMixture:
     """The posterior of a task's temperature (T3).
 
@@ -78,7 +79,8 @@ def task_temperature(
 
     # One fold after the other: each holds as many draws as the inference of the task itself.
     probabilities, codes = jax.lax.map(predicted_without, held)
-    return posterior_of(probabilities, y, held & (codes != Code.NON_FINITE)[:, None], temperature, temperature_of_fewer)
+    seen = held & (codes != Code.NON_FINITE)[:, None]
+    return posterior_of(probabilities, y, seen, temperature, temperature_of_fewer, spread)
 
 
 def left_out(y: Int[Array, " N"], real: Bool[Array, " N"], folds: int) -> Bool[Array, "F N"]:
@@ -94,16 +96,17 @@ def posterior_of(
     held: Bool[Array, "F N"],
     temperature: float | Float[Array, ""],
     temperature_of_fewer: float | Float[Array, ""],
+    spread: float = SPREAD,
 ) -> TemperatureMixture:
     """(T3) from the probabilities of left-out images; certain of `temperature` where none was left out."""
-    departures = SPREAD * jnp.linspace(-REACH, REACH, NODES, dtype=probabilities.dtype)
+    departures = spread * jnp.linspace(-REACH, REACH, NODES, dtype=probabilities.dtype)
 
     def evidence(departure: Array) -> Array:
         tempered = temper(probabilities, temperature_of_fewer * jnp.exp(departure))
         right = jnp.take_along_axis(tempered, y[None, :, None], axis=-1)[..., 0]
         return jnp.sum(jnp.where(held, jnp.log(jnp.maximum(right, jnp.finfo(right.dtype).tiny)), 0.0))
 
-    logs = jax.lax.map(evidence, departures) - 0.5 * (departures / SPREAD) ** 2
+    logs = jax.lax.map(evidence, departures) - 0.5 * (departures / spread) ** 2
     certain = jnp.arange(NODES) == NODES // 2
     weights = jnp.where(jnp.any(held), jax.nn.softmax(logs), certain)
     return TemperatureMixture(temperature * jnp.exp(departures), weights)

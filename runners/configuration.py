@@ -125,7 +125,10 @@ class RunConfig:
             raise ConfigError(
                 f"expected config.json with the fields of this version, got others ({names}); train again"
             )
-        return cls(**{name: stored[name] for name in known} | {"chosen": tuple(stored["chosen"])}, **location)
+        # Runs from before random changes of training images had none.
+        settings = {"trainer.augment": "none", **stored["settings"]}
+        decided = {"chosen": tuple(stored["chosen"]), "settings": settings}
+        return cls(**{name: stored[name] for name in known} | decided, **location)
 
 
 def resolve(config: RunConfig) -> RunConfig:

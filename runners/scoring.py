@@ -17,14 +17,15 @@ from jaxtyping import Array, Float
 
 import tasks
 from evaluation import metrics
-from evaluation.calibration import fit_temperature
+from evaluation.calibration import fit_temperature, for_new_classes
 from evaluation.out_of_episode import DetectionScores, solve_open
 from inference.inner.base import Code, settle
 from inference.predictive import predict
-from inference.task_temperature import FOLDS, TemperatureMixture, single, task_temperature
+from inference.task_temperature import FOLDS, SPREAD, TemperatureMixture, single, task_temperature
 from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
 from models.gaussian import Query
 from runners.build import Model
+from runners.configuration import HELD_OUT
 from runners.data import Episodes
 from tasks import Dataset, TaskIndices
 
@@ -176,13 +177,14 @@ def task_temperatures(
     episodes: Episodes,
     temperature_of_fewer: float,
     block: int | None = None,
+    spread: float = SPREAD,
 ) -> TemperatureMixture:
     """Temperatures and their weights [E, G] of the episodes, each learned from its own labelled images.
 
     `temperature_of_fewer` is the model's temperature for tasks with one image a class fewer.
     """
     both = model.temperature, temperature_of_fewer
-    solve = partial(_solve_temperature, *_fixed(model, episodes), min(FOLDS, episodes.shape.shot), both)
+    solve = partial(_solve_temperature, *_fixed(model, episodes), min(FOLDS, episodes.shape.shot), spread, both)
     features = np.asarray(features)
 
     def answer(part: TaskIndices, keys: Array) -> TemperatureMixture:
@@ -191,7 +193,7 @@ def task_temperatures(
     return _in_blocks(answer, episodes, block)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 5))
+@partial(jax.jit, static_argnums=(0, 1, 2, 5, 6))
 def _solve_temperature(
     make_inference: Any,
     kernel: Any,
@@ -199,6 +201,7 @@ def _solve_temperature(
     hyper: Any,
     likelihood: Any,
     folds: int,
+    spread: float,
     temperatures: tuple[Any, Any],
     support: Any,
     y: Any,
@@ -208,15 +211,16 @@ def _solve_temperature(
 
     def one(support: Array, y: Array, key: Array) -> TemperatureMixture:
         prior = gaussian_prior(kernel, hyper, support, way)
-        return task_temperature(key, algorithm, likelihood, prior, y, *temperatures, folds=folds)
+        return task_temperature(key, algorithm, likelihood, prior, y, *temperatures, folds=folds, spread=spread)
 
     return jax.vmap(one)(support, y, keys)
 
 
 def temperature_of(model: Model, dataset: Dataset, episodes: Episodes) -> float:
-    """The one temperature of a model: fitted on queries of training-class episodes, in evaluation mode."""
+    """The one temperature of a model, for classes that it never saw, from `runners.data.calibration_episodes`."""
     scores = score(model, embed(model.deep_kernel, dataset), episodes)
-    return fit_temperature(scores.probabilities, scores.labels)
+    fitted = fit_temperature(scores.probabilities, scores.labels)
+    return fitted if model.config.trainer.temperature_from == HELD_OUT else for_new_classes(fitted)
 
 
 def _chance_where_failed(probabilities: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -33,7 +33,8 @@ def temperature_note(model: Model, shape: Shape) -> str:
     held_out = model.config.trainer.temperature_from == HELD_OUT
     return (
         f"Temperature {model.temperature:.3f}, fitted on queries of {shape.way}-way {shape.shot}-shot episodes of "
-        f"training classes{' that no step was taken on' if held_out else ''}; the rows marked raw do without."
+        f"training classes{' that no step was taken on' if held_out else ', raised for new ones'}; "
+        "the rows marked raw do without."
     )
 
 

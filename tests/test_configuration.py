@@ -63,6 +63,12 @@ def test_a_configuration_survives_its_file():
         RunConfig.from_json({name: value for name, value in stored.items() if name != "way"})
 
 
+def test_runs_from_before_training_images_were_changed_had_none_changed():
+    stored = resolve(parse([])).to_json()
+    del stored["settings"]["trainer.augment"]
+    assert RunConfig.from_json(stored).trainer.augment == "none"
+
+
 @pytest.mark.parametrize("kind", REGISTRIES)
 def test_unknown_names_list_the_known_ones(kind):
     message = refused(f"--{kind}", "foo")

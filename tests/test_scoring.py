@@ -1,5 +1,6 @@
 """Scores depend on the model and the episodes alone: not on chunks, blocks, or the number of episodes drawn."""
 
+import math
 from dataclasses import replace
 
 import jax
@@ -10,6 +11,7 @@ import tiny_omniglot
 from flax import nnx
 
 import tasks
+from evaluation.calibration import NEW_CLASSES, fit_temperature
 from inference.inner.base import Code, run
 from inference.predictive import predict
 from models.gaussian import Marginals
@@ -152,9 +154,17 @@ def test_the_temperature_is_fitted_on_training_classes_only(model, splits):
     train = {image.tobytes() for image in np.asarray(tasks.flat_images(splits.train))}
     assert {image.tobytes() for image in np.asarray(known.images)} <= train
     assert episodes.shape == (3, 1, 15) and len(episodes.keys) == 12
-    temperature = scoring.temperature_of(model, known, episodes)
+
+
+def test_the_temperature_of_training_classes_is_raised_for_new_ones(model, splits):
+    """Not where the classes that it is fitted on were held out of training: those are new."""
+    known, episodes = calibration_episodes(model.config, splits.train, 3, 1)
     scores = score(model, embed(model.deep_kernel, known), episodes)
-    assert scores.tempered(temperature).summary(1)["nll"] <= scores.summary(1)["nll"]
+    fitted = fit_temperature(scores.probabilities, scores.labels)
+    assert scoring.temperature_of(model, known, episodes) == pytest.approx(fitted * math.exp(NEW_CLASSES))
+    held_out = {**model.config.settings, "trainer.temperature_from": "held-out"}
+    model = replace(model, config=replace(model.config, settings=held_out))
+    assert scoring.temperature_of(model, known, episodes) == pytest.approx(fitted)
 
 
 def test_failures_name_the_codes():

@@ -149,10 +149,10 @@ def test_tasks_are_tempered_each_by_its_own():
 
 @pytest.mark.slow
 def test_letters_are_predicted_better_at_a_temperature_of_their_own():
-    """The kept run from Omniglot to EMNIST: as good as a temperature of EMNIST's validation classes, without these."""
+    """The kept run from Omniglot to EMNIST: better than at a temperature of EMNIST's validation classes, without these."""
     found = assessment.assess(EvaluationConfig(str(KEPT), episodes=400, calibrate=True, adapt=True))
     usual, adapted, calibrated = (
         found.rows[name].summary for name in (assessment.TEMPERED, assessment.ADAPTED, assessment.CALIBRATED)
     )
-    assert adapted["nll"] < 0.97 * usual["nll"] and adapted["nll"] < 1.005 * calibrated["nll"]
-    assert adapted["ece"] < 0.75 * usual["ece"] and adapted["accuracy"] >= usual["accuracy"] - 0.002
+    assert adapted["nll"] < 0.99 * usual["nll"] and adapted["nll"] < calibrated["nll"]
+    assert adapted["ece"] < usual["ece"] < 0.02 and adapted["accuracy"] >= usual["accuracy"] - 0.002
