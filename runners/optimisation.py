@@ -68,14 +68,18 @@ def mesh(config: RunConfig) -> Mesh | None:
 
 
 def build_optimiser(config: RunConfig) -> optax.GradientTransformation:
-    """Adam for the network and Adam for the hyper-parameters of kernel and likelihood, each with its own rate."""
+    """Adam for the network and Adam for the hyper-parameters of kernel and likelihood, each with its own rate.
+
+    One gradient that is a thousand times too long, as estimates from draws can be, would make Adam's steps a thousandth
+    of what they were for a thousand steps: it is scaled down first.
+    """
     settings = config.trainer
 
     def adam(rate: float) -> optax.GradientTransformation:
         return optax.adam(optax.cosine_decay_schedule(rate, config.steps) if settings.schedule == "cosine" else rate)
 
     rates = {"network": adam(settings.learning_rate), "kernel": adam(settings.kernel_learning_rate)}
-    return optax.partition(rates, _labels)
+    return optax.chain(optax.clip_by_global_norm(settings.longest_gradient), optax.partition(rates, _labels))
 
 
 def _labels(params: Any) -> Any:

@@ -3,6 +3,8 @@
 import json
 from dataclasses import fields, replace
 
+import jax
+import jax.numpy as jnp
 import optax
 import pytest
 
@@ -145,6 +147,7 @@ def test_network_and_hyper_parameters_have_their_own_rates():
     optimiser = optimisation.build_optimiser(config)
     deep_kernel = {"backbone": {"kernel": 1.0}, "hyper": {"log_scale": 1.0}, "norm": {"scale": 1.0}}
     params = {"network$params": {"deep_kernel": deep_kernel}, "likelihood": {"log_noise": 1.0}}
+    params = jax.tree.map(jnp.asarray, params)
     updates, _ = optimiser.update(params, optimiser.init(params), params)
     moved = optax.apply_updates(params, updates)
     assert moved["likelihood"]["log_noise"] == pytest.approx(0.9, abs=1e-5)
@@ -153,13 +156,25 @@ def test_network_and_hyper_parameters_have_their_own_rates():
     assert moved["backbone"]["kernel"] == moved["norm"]["scale"] == pytest.approx(0.5, abs=1e-5)
 
 
+def test_one_long_gradient_does_not_stop_the_steps_after_it():
+    config = resolve(parse(["--set", "trainer.schedule=constant", "trainer.learning_rate=1.0"]))
+    optimiser = optimisation.build_optimiser(config)
+    params = {"w": jnp.ones(2)}
+    state, sizes = optimiser.init(params), []
+    for length in [1.0] * 50 + [1e4] + [1.0] * 50:
+        updates, state = optimiser.update({"w": jnp.full(2, length)}, state, params)
+        sizes.append(-float(updates["w"][0]))
+    assert sizes[49] == pytest.approx(1.0, abs=1e-3)  # a gradient of this length is left as it is
+    assert min(sizes) > 0.3 and max(sizes) < 5
+
+
 def test_the_cosine_schedule_ends_at_zero_after_the_last_step():
     config = resolve(parse(["--set", "trainer.schedule=cosine", "--episodes", "4"]))
     optimiser = optimisation.build_optimiser(config)
-    params = {"w": 1.0}
+    params = {"w": jnp.ones(())}
     state, sizes = optimiser.init(params), []
     for _ in range(5):
-        updates, state = optimiser.update({"w": 1.0}, state, params)
+        updates, state = optimiser.update(params, state, params)
         sizes.append(-float(updates["w"]))
     assert sizes == sorted(sizes, reverse=True) and sizes[3] > 0
     assert sizes[4] == pytest.approx(0.0, abs=1e-9)

@@ -149,7 +149,7 @@ def test_tasks_are_tempered_each_by_its_own():
 
 @pytest.mark.slow
 def test_letters_are_predicted_better_at_a_temperature_of_their_own():
-    """The kept run from Omniglot to EMNIST: better than at a temperature of EMNIST's validation classes, without these."""
+    """The kept run from Omniglot to EMNIST: better than at the temperature of EMNIST's validation classes."""
     found = assessment.assess(EvaluationConfig(str(KEPT), episodes=400, calibrate=True, adapt=True))
     usual, adapted, calibrated = (
         found.rows[name].summary for name in (assessment.TEMPERED, assessment.ADAPTED, assessment.CALIBRATED)
