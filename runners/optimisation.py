@@ -68,18 +68,28 @@ def mesh(config: RunConfig) -> Mesh | None:
 
 
 def build_optimiser(config: RunConfig) -> optax.GradientTransformation:
-    """Adam for the network and Adam for the hyper-parameters of kernel and likelihood, each with its own rate.
-
-    One gradient that is a thousand times too long, as estimates from draws can be, would make Adam's steps a thousandth
-    of what they were for a thousand steps: it is scaled down first.
-    """
+    """Adam for the network and Adam for the hyper-parameters of kernel and likelihood, each with its own rate."""
     settings = config.trainer
 
     def adam(rate: float) -> optax.GradientTransformation:
         return optax.adam(optax.cosine_decay_schedule(rate, config.steps) if settings.schedule == "cosine" else rate)
 
     rates = {"network": adam(settings.learning_rate), "kernel": adam(settings.kernel_learning_rate)}
-    return optax.chain(optax.clip_by_global_norm(settings.longest_gradient), optax.partition(rates, _labels))
+    return shortened(optax.partition(rates, _labels), settings.longest_gradient)
+
+
+def shortened(optimiser: optax.GradientTransformation, longest: float) -> optax.GradientTransformation:
+    """The optimiser, given gradients of at most that norm over all parameters; its state is the same.
+
+    One gradient that is a thousand times too long, as estimates from draws can be, would make Adam's steps a thousandth
+    of what they were for a thousand steps.
+    """
+    clip = optax.clip_by_global_norm(longest)
+
+    def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return optimiser.update(clip.update(gradient, optax.EmptyState())[0], state, params)
+
+    return optax.GradientTransformation(optimiser.init, update)
 
 
 def _labels(params: Any) -> Any:
