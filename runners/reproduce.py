@@ -43,7 +43,7 @@ STUDIES = {
 TRAINING_TEST_EPISODES = 60  # of the runs' own tables; the comparison has its own test
 METRICS = ("accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "ece", "ece_floor")
 HEADER = ["method", "shot", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "raw NLL", "raw ECE"]
-HEADER += ["calibrated ECE", "failures"]
+HEADER += ["adapted ECE", "calibrated ECE", "failures"]
 COSTS = ["episodes", "training"]
 
 
@@ -99,7 +99,7 @@ def main(config: ReproductionConfig) -> list[dict[str, Any]]:
                 rows.append(row)
             _write(folder, config, comparison, rows, diverged)
     lines = [_cells(row) + _costs(row) for row in rows] + [_diverged_cells(one, len(COSTS)) for one in diverged]
-    print("\n" + format_table([*HEADER, *COSTS], lines))
+    print("\n" + format_table(*_without_empty_columns([*HEADER, *COSTS], lines)))
     if rows:
         save(comparison_figure(rows, comparison.published), folder / "comparison.png")
     if rows and config.robustness:
@@ -136,6 +136,7 @@ def _row(
             episodes=comparison.test_episodes,
             batches=comparison.batches,
             calibrate=True,
+            adapt=shot > 1,
             episodes_file=str(path / "episodes.npz"),
             data_root=config.data_root,
         )
@@ -146,6 +147,7 @@ def _row(
         **{name: tested[name] for name in METRICS},
         "raw": {name: tested["raw"][name] for name in METRICS},
         "calibrated": {name: tested["calibrated"][name] for name in (*METRICS, "temperature")},
+        **({"adapted": {name: tested["adapted"][name] for name in METRICS}} if shot > 1 else {}),
         "temperature": tested["temperature"],
         "failures": sum(tested["failures"].values()),
         "training_failures": trained["training_failures"],
@@ -192,15 +194,23 @@ def table(rows: Sequence[dict[str, Any]], comparison: Comparison, diverged: Sequ
         name = f"{published.method} ({published.source})"
         for shot in sorted({row["shot"] for row in rows} & published.accuracy.keys()):
             lines.append([name, str(shot), f"{published.accuracy[shot]}%", *[""] * (len(HEADER) - 3)])
-    return format_markdown(HEADER, lines)
+    return format_markdown(*_without_empty_columns(HEADER, lines))
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     accuracy = format_percent(row["accuracy"], row["accuracy_ci95"])
-    numbers = [row["nll"], row["brier"], row["ece"], row["raw"]["nll"], row["raw"]["ece"], row["calibrated"]["ece"]]
+    numbers = [row["nll"], row["brier"], row["ece"], row["raw"]["nll"], row["raw"]["ece"]]
+    numbers += [row.get("adapted", {}).get("ece"), row["calibrated"]["ece"]]
+    texts = ["" if number is None else f"{number:.3f}" for number in numbers]
     spread = f"{100 * row['accuracy_std_batches']:.2f}"
     failures = f"{row['training_failures']} + {row['failures']}"
-    return [row["method"], str(row["shot"]), accuracy, spread, *(f"{number:.3f}" for number in numbers), failures]
+    return [row["method"], str(row["shot"]), accuracy, spread, *texts, failures]
+
+
+def _without_empty_columns(header: Sequence[str], lines: Sequence[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """With one labelled image a class there is nothing to adapt to, for example."""
+    kept = [column for column in range(len(header)) if any(line[column] for line in lines)]
+    return [header[column] for column in kept], [[line[column] for column in kept] for line in lines]
 
 
 def _diverged_cells(one: Diverged, more: int = 0) -> list[str]:

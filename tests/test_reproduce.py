@@ -55,7 +55,7 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, t
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
     assert stored["rows"] == rows
     table = (tmp_path / "out" / "table.md").read_text()
-    assert table.splitlines()[0].startswith("| method | shot |")
+    assert table.splitlines()[0].startswith("| method | shot |") and "adapted" not in table
     assert "| a classic (Somebody 1999) | 1 | 71.90% |" in table and "80.00" not in table
     assert len(table.splitlines()) == 5
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
@@ -94,6 +94,15 @@ def test_rows_can_be_chosen_and_two_runs_give_the_same_table(tiny, tiny_data, tm
     for row, again in zip(once["rows"], twice["rows"], strict=True):
         assert row | dict.fromkeys(CLOCK) == again | dict.fromkeys(CLOCK)
     assert (tmp_path / "once" / "table.md").read_text() == (tmp_path / "twice" / "table.md").read_text()
+
+
+def test_with_two_labelled_images_a_class_tasks_adapt(tiny_data, tmp_path, monkeypatch):
+    method = Method("gaussian-exact", "gaussian", "exact", CHANGES | {"backbone": "mlp"}, SETTINGS)
+    monkeypatch.setitem(COMPARISONS, "tiny", replace(TINY, methods=(method,), episodes={2: 4}))
+    (row,) = reproduce.main(ReproductionConfig("tiny", out=str(tmp_path / "out"), data_root=tiny_data))
+    header, _, line, *_ = (tmp_path / "out" / "table.md").read_text().splitlines()
+    cells = dict(zip(header.split(" | "), line.split(" | "), strict=True))
+    assert cells["adapted ECE"] == f"{row['adapted']['ece']:.3f}" and row["adapted"]["nll"] != row["nll"]
 
 
 def test_a_method_that_diverges_does_not_end_the_comparison(tiny_data, tmp_path, monkeypatch, capsys):
