@@ -158,7 +158,8 @@ def resolve(config: RunConfig) -> RunConfig:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
     check_overrides(config.settings, override_targets(config))
     # All of the trainer's settings are stored: a later version with other defaults resumes a run as it began.
-    settings = {f"trainer.{name}": value for name, value in asdict(config.trainer).items()} | config.settings
+    trainer = {f"trainer.{name}": value for name, value in asdict(config.trainer).items()}
+    settings = {**trainer, **config.settings, **trainer}
     if settings["trainer.augment"] == AUTO:
         settings["trainer.augment"] = automatic.choose(automatic.AUGMENT, config.dataset)
     return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))

@@ -43,6 +43,8 @@ class Override(NamedTuple):
             return value
         if float in accepted and type(value) is int:
             return float(value)
+        if str in accepted and value is None:
+            return "none"
         if ExpectationRule in accepted and (value == "exact" or type(value) is int):
             return Exact() if value == "exact" else self._monte_carlo(value)
         raise ConfigError(f"{self.name}: expected {self._wanted()}, got {value!r} (default {self.default})")

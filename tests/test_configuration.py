@@ -132,6 +132,11 @@ def test_an_expectation_rule_is_named_by_its_number_of_draws():
     assert converted({"expectation": "exact", "rho": None}, targets) == {"expectation": Exact(), "rho": None}
 
 
+def test_none_is_a_word_where_words_are_expected():
+    config = resolve(parse(["--dataset", "omniglot-emnist", "--set", "trainer.augment=none", "inference.rho=none"]))
+    assert config.settings["trainer.augment"] == "none" and config.overrides("inference")["rho"] is None
+
+
 @pytest.mark.parametrize(
     "text, value", [("a.b=1", 1), ("a.b=1e-3", 1e-3), ("a.b=true", True), ("a.b=None", None), ("a.b=x=y", "x=y")]
 )
