@@ -1,12 +1,15 @@
 """FewShotClassifier and predict.py: folders and files of images in, probabilities out, and what they refuse."""
 
 import csv
+import subprocess
+import sys
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import REPOSITORY
 from flax import nnx
 from PIL import Image
 from problems import double
@@ -135,6 +138,30 @@ def test_a_task_learns_its_own_temperature(classifier, task, unequal):
     assert abs(learned[0] / learned[1] - 1) > 0.01
     few = own.fit(jax.random.key(0), images[[0, 4, 5]], labels[[0, 4, 5]])
     assert float(few.temperatures.mean) == pytest.approx(classifier.temperature)
+
+
+KEEPING = """
+import pickle, sys
+import cloudpickle, jax, numpy as np
+from inference.estimator import FewShotClassifier
+from runners.build import load_run
+model = load_run(sys.argv[1])
+images = np.random.default_rng(0).random((6, 16, 16, 1))
+classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
+fitted = classifier.fit(jax.random.key(0), images[:4], list("abca"))
+again = pickle.loads(cloudpickle.dumps(fitted))
+np.testing.assert_array_equal(again.predict_proba(images), fitted.predict_proba(images))
+print(*again.classes)
+"""
+
+
+@pytest.mark.slow
+def test_what_was_fitted_can_be_kept(tiny_run):
+    """In a process of its own: functions whose arguments are checked, as in these tests, cannot be pickled."""
+    done = subprocess.run(
+        [sys.executable, "-c", KEEPING, str(tiny_run.path)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.stdout == "a b c\n", done.stderr[-2000:]
 
 
 def test_adding_images_is_fitting_all_of_them(classifier, task, unequal):
