@@ -59,7 +59,8 @@ class _Line:
         axis.plot(values, self.heights, "o", markersize=4, label="at the run's temperature", **FILLED)
         axis.grid(axis="y", color="0.9")
         axis.set_xscale("log")  # raw values are tens of times the others
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        low, high = axis.get_xlim()
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))  # so that no labels touch
         axis.xaxis.set_major_formatter("{x:g}")
         axis.xaxis.set_minor_formatter("")
         axis.set_xlabel(f"{label}, {self.shot}-shot")
