@@ -22,7 +22,7 @@ from test_meta_train import contents
 import tasks
 from evaluation.calibration import fit_temperature
 from evaluation.out_of_episode import DetectionScores, detect
-from inference.task_temperature import task_temperature
+from inference.task_temperature import SPREAD, task_temperature
 from models.deep_kernel import gaussian_prior
 from runners import assessment, build, evaluate, run_directory, scoring, tables
 from runners.build import load_run
@@ -270,6 +270,8 @@ def test_each_task_can_learn_its_temperature(tiny_run, tiny_data, capsys):
             episodes.keys[number], model.inference, model.likelihood, prior, one.y_support, model.temperature, fewer
         )
         np.testing.assert_allclose(each.weights[number], alone.weights, rtol=1e-3, atol=1e-5)
+    wide = scoring.task_temperatures(model, features, episodes, fewer, spread=2 * SPREAD)
+    np.testing.assert_allclose(wide.temperatures[:, -1] / each.temperatures[:, -1], np.exp(5 * SPREAD), rtol=1e-4)
     expected = scoring.score(model, features, episodes).tempered(each)
     assert adapted["nll"] == pytest.approx(expected.summary()["nll"], rel=1e-4)
     assert adapted["mean_temperature"] == pytest.approx(float(each.mean.mean()), rel=1e-5)

@@ -47,7 +47,8 @@ def test_left_out_images_are_predicted_from_the_others_alone():
     """Label regression, whose task of the remaining points can be solved by itself: (T3) term by term."""
     likelihood, task = LabelRegression(0.3), problem(1, points=8)
     held = np.asarray(left_out(task.y, jnp.ones(8, bool), FOLDS))
-    logs, nodes = 0.0, SPREAD * np.linspace(-5, 5, 41)
+    logs, spread = 0.0, 0.35
+    nodes = spread * np.linspace(-5, 5, 41)
     for fold in held[held.any(1)]:
         rest, new = np.flatnonzero(~fold), np.flatnonzero(fold)
         mean, covariance = task.prior.mean, task.prior.covariance
@@ -57,8 +58,8 @@ def test_left_out_images_are_predicted_from_the_others_alone():
         p = np.asarray(predict(KEY, likelihood, posterior, query))
         right = np.stack([tempered(p, 0.7 * np.exp(node))[np.arange(len(new)), task.y[new]] for node in nodes])
         logs += np.log(right).sum(1)
-    weights = np.exp(logs - nodes**2 / (2 * SPREAD**2))
-    found = task_temperature(KEY, exact(likelihood), likelihood, task.prior, task.y, 2.0, 0.7)
+    weights = np.exp(logs - nodes**2 / (2 * spread**2))
+    found = task_temperature(KEY, exact(likelihood), likelihood, task.prior, task.y, 2.0, 0.7, spread=spread)
     np.testing.assert_allclose(found.weights, weights / weights.sum(), rtol=1e-6)
     np.testing.assert_allclose(found.temperatures, 2.0 * np.exp(nodes), rtol=1e-12)
 
