@@ -59,7 +59,7 @@ def task_temperature(
     temperature_of_fewer: float | Float[Array, ""],
     mask: Mask | None = None,
     folds: int = FOLDS,
-    spread: float = SPREAD,
+    spread: float | Float[Array, ""] = SPREAD,
 ) -> TemperatureMixture:
     """The posterior of a task's temperature (T3).
 
@@ -96,7 +96,7 @@ def posterior_of(
     held: Bool[Array, "F N"],
     temperature: float | Float[Array, ""],
     temperature_of_fewer: float | Float[Array, ""],
-    spread: float = SPREAD,
+    spread: float | Float[Array, ""] = SPREAD,
 ) -> TemperatureMixture:
     """(T3) from the probabilities of left-out images; certain of `temperature` where none was left out."""
     departures = spread * jnp.linspace(-REACH, REACH, NODES, dtype=probabilities.dtype)

@@ -193,7 +193,7 @@ def task_temperatures(
     return _in_blocks(answer, episodes, block)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 5, 6))
+@partial(jax.jit, static_argnums=(0, 1, 2, 5))
 def _solve_temperature(
     make_inference: Any,
     kernel: Any,
@@ -201,7 +201,7 @@ def _solve_temperature(
     hyper: Any,
     likelihood: Any,
     folds: int,
-    spread: float,
+    spread: Any,
     temperatures: tuple[Any, Any],
     support: Any,
     y: Any,
