@@ -63,7 +63,7 @@ def task_temperature(
 ) -> TemperatureMixture:
     """The posterior of a task's temperature (T3).
 
-    `temperature` is that of training for tasks of this shape, `temperature_of_fewer` for those with one image a class
+    `temperature` is the run's for tasks of this shape, `temperature_of_fewer` its one for those with one image a class
     fewer, as tasks have from which an image of every class was left out. Where no class has two images, and for folds
     whose inference fails, nothing is learned.
     """
