@@ -33,8 +33,8 @@ class TrainerSettings:
     of episodes; temperature_classes: training classes that the temperature is fitted on, at most; temperature_from:
     which, "training" for any, "held-out" for a fifth of them that no step is taken on, so that they are as new to the
     network as those of a user. augment: random changes of the training images, one of
-    `tasks.augmentation.AUGMENTATIONS`. longest_gradient: norm, over all parameters, that a longer gradient is
-    scaled down to (the loss is in nats an image).
+    `tasks.augmentation.AUGMENTATIONS`. clip_norm: the largest global norm of a gradient; longer ones are
+    scaled down to it (the loss is in nats an image).
     steps_per_dispatch: optimiser steps that run as one program, 0 for 1 on CPU and up to 50 elsewhere; numbers differ
     by rounding only.
     """
@@ -42,7 +42,7 @@ class TrainerSettings:
     learning_rate: float = 2e-3
     kernel_learning_rate: float = 1e-2
     schedule: str = "cosine"
-    longest_gradient: float = 20.0
+    clip_norm: float = 20.0
     augment: str = AUTO
     log_every: int = 50
     validate_every: int = 0

@@ -75,16 +75,16 @@ def build_optimiser(config: RunConfig) -> optax.GradientTransformation:
         return optax.adam(optax.cosine_decay_schedule(rate, config.steps) if settings.schedule == "cosine" else rate)
 
     rates = {"network": adam(settings.learning_rate), "kernel": adam(settings.kernel_learning_rate)}
-    return shortened(optax.partition(rates, _labels), settings.longest_gradient)
+    return clipped(optax.partition(rates, _labels), settings.clip_norm)
 
 
-def shortened(optimiser: optax.GradientTransformation, longest: float) -> optax.GradientTransformation:
-    """The optimiser, given gradients of at most that norm over all parameters; its state is the same.
+def clipped(optimiser: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:
+    """The optimiser, given gradients of at most that global norm; its state is the same.
 
     One gradient that is a thousand times too long, as estimates from draws can be, would make Adam's steps a thousandth
     of what they were for a thousand steps.
     """
-    clip = optax.clip_by_global_norm(longest)
+    clip = optax.clip_by_global_norm(norm)
 
     def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         return optimiser.update(clip.update(gradient, optax.EmptyState())[0], state, params)
