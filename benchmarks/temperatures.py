@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from evaluation import metrics
-from evaluation.calibration import NEW_CLASSES, fit_temperature
+from evaluation.calibration import NEW_CLASSES, fit_temperature, for_new_classes
 from inference.task_temperature import SPREAD
 from runners import automatic, compilation_cache, console, scoring
 from runners.build import Model, load_run
@@ -43,12 +43,13 @@ def main() -> None:
     arguments = parse()
     compilation_cache.enable()
     found = [measure(run, arguments) for run in arguments.runs]
-    page = (
-        "\n\n".join(["# Temperatures of new classes", f"`{command(arguments)}` wrote this page.", tables(found)]) + "\n"
+    asked = (
+        f"`python benchmarks/temperatures.py {' '.join(arguments.runs)}`, {arguments.episodes} episodes of each split."
     )
+    page = "\n\n".join(["# Temperatures of new classes", asked, tables(found)])
     print(page)
     if arguments.out:
-        Path(arguments.out).write_text(page)
+        Path(arguments.out).write_text(page + "\n")
 
 
 def measure(run: str, arguments: argparse.Namespace) -> Measured:
@@ -82,15 +83,10 @@ def adapted(
     model: Model, features: np.ndarray, episodes: Episodes, raw: scoring.Scores, fitted: float, train: Dataset
 ) -> list[float]:
     """NLL at the temperatures that tasks learn, for every standard deviation about the risen one."""
-    up = math.exp(NEW_CLASSES)
-    risen, fewer = (
-        replace(model, temperature=fitted * up),
-        fitted_on_training(model, train, episodes.shape.shot - 1) * up,
-    )
-    return [
-        nll(raw.tempered(scoring.task_temperatures(risen, features, episodes, fewer, spread=spread)))
-        for spread in SPREADS
-    ]
+    risen = replace(model, temperature=for_new_classes(fitted))
+    fewer = for_new_classes(fitted_on_training(model, train, episodes.shape.shot - 1))
+    learned = (scoring.task_temperatures(risen, features, episodes, fewer, spread=spread) for spread in SPREADS)
+    return [nll(raw.tempered(each)) for each in learned]
 
 
 def nll(scores: scoring.Scores) -> float:
@@ -120,11 +116,6 @@ def tables(found: list[Measured]) -> str:
 def cells(numbers: list[float] | np.ndarray) -> list[str]:
     """Four digits each."""
     return [f"{number:.4f}" for number in numbers]
-
-
-def command(arguments: argparse.Namespace) -> str:
-    """What was asked for."""
-    return f"python benchmarks/temperatures.py {' '.join(arguments.runs)}"
 
 
 def parse() -> argparse.Namespace:
