@@ -1,5 +1,6 @@
 """Run-time shape checks, the data root, quick compilation and a cache of it for all tests."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -52,3 +53,11 @@ def within_the_memory_maps_of_a_process():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_text().count("\n") > MAPS:
         jax.clear_caches()
+
+
+def load_benchmark(name):
+    """The module benchmarks/NAME.py, which no package holds."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,21 +1,14 @@
 """The table of every inference against NUTS: no KL is negative, Gibbs agrees, block sites are at least as close."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
+from conftest import load_benchmark
 
 from inference.inner import Code
-
-PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "posteriors.py"
 
 
 @pytest.fixture(scope="module")
 def posteriors():
-    spec = importlib.util.spec_from_file_location("posteriors", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("posteriors")
 
 
 @pytest.mark.slow

@@ -1,26 +1,22 @@
 """benchmarks/temperatures.py against the functions that runs themselves use."""
 
 import argparse
-import importlib.util
 import math
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
+from conftest import load_benchmark
 
 from evaluation.calibration import NEW_CLASSES
+from inference.task_temperature import SPREAD
 from runners import scoring, shape_temperature
 from runners.build import load_run
 from runners.data import Shape, draw_episodes, load_splits
 
-PATH = Path(__file__).resolve().parents[1] / "benchmarks" / "temperatures.py"
-
 
 @pytest.fixture(scope="module")
 def temperatures():
-    spec = importlib.util.spec_from_file_location("temperatures", PATH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_benchmark("temperatures")
 
 
 @pytest.mark.slow
@@ -32,7 +28,8 @@ def test_rises_are_measured_from_training_to_validation_classes(temperatures, ti
     assert math.log(risen) - found.log_temperature == pytest.approx(NEW_CLASSES, abs=1e-4)
     validation = load_splits("omniglot", tiny_data).validation
     episodes = draw_episodes(0, "validation", validation, Shape(3, 2, 15), 20)
-    raw = scoring.score(model, scoring.embed(model.deep_kernel, validation), episodes)
+    features = scoring.embed(model.deep_kernel, validation)
+    raw = scoring.score(model, features, episodes)
 
     def nll(temperature):
         return raw.tempered(temperature).summary(1)["nll"]
@@ -40,6 +37,10 @@ def test_rises_are_measured_from_training_to_validation_classes(temperatures, ti
     at = dict(zip(temperatures.RISES, found.at_rises, strict=True))
     assert at[NEW_CLASSES] == pytest.approx(nll(risen), rel=1e-5)
     best = nll(math.exp(found.log_temperature + found.rise))
-    assert best <= min(found.at_rises) and len(found.at_spreads) == len(temperatures.SPREADS)
+    assert best <= min(found.at_rises)
+    fewer = shape_temperature.for_shape(model, 3, 1, tiny_data)
+    learned = scoring.task_temperatures(replace(model, temperature=risen), features, episodes, fewer)
+    spreads = dict(zip(temperatures.SPREADS, found.at_spreads, strict=True))
+    assert spreads[SPREAD] == pytest.approx(nll(learned), rel=1e-5)
     page = temperatures.tables([found, found])
     assert f"| {found.rise:+.3f} |" in page and f"| mean |  |  |  | {found.rise:+.3f} |" in page
