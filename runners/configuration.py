@@ -159,7 +159,7 @@ def resolve(config: RunConfig) -> RunConfig:
     check_overrides(config.settings, override_targets(config))
     # All of the trainer's settings are stored: a later version with other defaults resumes a run as it began.
     trainer = {f"trainer.{name}": value for name, value in asdict(config.trainer).items()}
-    settings = {**trainer, **config.settings, **trainer}
+    settings = {**config.settings, **trainer}
     if settings["trainer.augment"] == AUTO:
         settings["trainer.augment"] = automatic.choose(automatic.AUGMENT, config.dataset)
     return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))
