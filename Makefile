@@ -68,4 +68,4 @@ $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[test,bench]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	@$(INSTALL) '.[test,dev]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test
+	@$(INSTALL) '.[test,bench,dev]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test $(VENV)/.installed-bench

@@ -62,7 +62,7 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
     probabilities = fitted.predict_proba(query.pixels)
     temperature = float(fitted.temperatures.mean)
-    _print(config, temperatures, temperature, support, query, probabilities)
+    _print(config, model, temperatures, temperature, support, query, probabilities)
     if config.csv:
         run_directory.replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
     found = {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
@@ -96,6 +96,7 @@ def _joined(parts: Sequence[Images]) -> Images:
 
 def _print(
     config: PredictionConfig,
+    model: Model,
     temperatures: Temperatures,
     temperature: float,
     support: Images,
@@ -106,7 +107,7 @@ def _print(
     low, high = counts.min(), counts.max()
     images = f"{low} labelled image{'s' if low > 1 else ''}" if low == high else f"{low} to {high} labelled images"
     queries = "1 query" if len(query.names) == 1 else f"{len(query.names)} queries"
-    print(f"{len(classes)} classes with {images} each, {queries}")
+    print(f"{len(classes)} classes with {images} each, {queries}; read as {_read_as(model)}")
     before = f", learned from the labelled images; before them {temperatures.own:.3g}" if temperatures.fewer else ""
     print(f"temperature {temperature:.3g}{before}")
     best = np.argsort(-probabilities, axis=1)[:, :2]
@@ -118,6 +119,14 @@ def _print(
     if len(rows) > SHOWN:
         where = f"{config.csv} has" if config.csv else "--csv FILE writes"
         print(f"... and {len(rows) - SHOWN} more; {where} all of them")
+
+
+def _read_as(model: Model) -> str:
+    """What the model sees: a user's photographs may be larger, and have colours that it was not trained on."""
+    height, width, channels = model.deep_kernel.backbone.image_shape
+    if (height, width) == (1, 1):
+        return f"{channels} features"
+    return f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}"
 
 
 def _csv(query: Images, classes: np.ndarray, probabilities: np.ndarray) -> str:

@@ -319,7 +319,7 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
     arguments += ["--temperature", "0.5"]
     assert predict.command_line([*arguments, "--csv", str(folders / "p.csv")]) == 0
     printed = capsys.readouterr().out
-    assert "4 classes with 3 labelled images each, 20 queries" in printed
+    assert "4 classes with 3 labelled images each, 20 queries; read as 16 x 16 pixels, grey\n" in printed
     rows = list(csv.DictReader((folders / "p.csv").read_text().splitlines()))
     assert [row["prediction"] in row and float(row[row["prediction"]]) >= 0.25 for row in rows] == [True] * 20
     np.savez(folders / "support.npz", images=task.x_support, labels=[f"class {y}" for y in task.y_support])

@@ -22,6 +22,14 @@ RUNNER = Path(__file__).resolve().parents[1] / "runners" / "meta_train.py"
 LAST = tiny_omniglot.FLAGS["episodes"]
 
 
+@pytest.fixture(autouse=True)
+def interruptible():
+    """A shell starts background jobs, and this suite may be one, with Ctrl-C ignored, which processes inherit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def start(tiny_data, tmp_path):
     """Start a run, or resume it, in a process of its own and from a foreign folder."""
