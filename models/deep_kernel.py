@@ -1,5 +1,7 @@
 """Deep kernel: a network, then a base kernel on its features. Parameters in, Gaussian prior out."""
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
@@ -28,6 +30,11 @@ def gaussian_query(
     return Query(mean, kernel.gram(hyper, query, support), kernel.diagonal(hyper, query))
 
 
+def holds_features(shape: Sequence[int]) -> bool:
+    """Whether images of a shape [..., H, W, Ch] are features of a user's own network, which have one pixel."""
+    return tuple(shape[-3:-1]) == (1, 1)
+
+
 def check_images(images: Shaped[Array | np.ndarray, "*N H W Ch"], what: str) -> None:
     """Raises ValueError unless the images are bytes or numbers in [0, 1], and features, of 1 x 1 pixels, are finite.
 
@@ -39,7 +46,7 @@ def check_images(images: Shaped[Array | np.ndarray, "*N H W Ch"], what: str) -> 
         raise ValueError(f"expected {what} as bytes or numbers in [0, 1], got {images.dtype}; convert them to uint8")
     values = np.asarray(images)  # NumPy's extremes are nan if any value is; XLA's on CPU are not
     low, high = float(values.min()), float(values.max())
-    if images.shape[-3:-1] == (1, 1):
+    if holds_features(images.shape):
         if not np.isfinite([low, high]).all():
             raise ValueError(f"expected finite numbers as {what}, got values from {low} to {high}; remove the others")
     elif not (low >= 0 and high <= 1):  # written so that nan is refused

@@ -1,4 +1,4 @@
-"""What a trained network must beat: the same network untrained, and the nearest neighbour on pixels."""
+"""What a trained network must beat: itself untrained, and the nearest neighbour on pixels or given features."""
 
 import time
 from dataclasses import replace

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from inference.outer.checkpoint import CheckpointError
+from models.deep_kernel import holds_features
 from runners import baselines, compilation_cache, optimisation, processes, processor, run_directory, scoring, tables
 from runners.build import build_model, describe, with_weights
 from runners.configuration import RunConfig, resolve
@@ -88,11 +89,12 @@ def _test(training: Training, splits: Splits) -> dict[str, Any]:
     raw = scoring.score(best, scoring.embed(best.deep_kernel, splits.test), episodes)
     untrained = baselines.with_statistics(untrained, splits.train)
     start = scoring.score(untrained, scoring.embed(untrained.deep_kernel, splits.test), episodes)
+    inputs = "features" if holds_features(splits.image_shape) else "pixels"
     results = {
         "trained": raw.tempered(best.temperature).summary(),
         "trained, raw (temperature 1)": raw.summary(),
         "untrained network": start.summary(),
-        "1-nearest neighbour on pixels": baselines.nearest_neighbour(splits.test, episodes).accuracies(),
+        f"1-nearest neighbour on {inputs}": baselines.nearest_neighbour(splits.test, episodes).accuracies(),
     }
     print(tables.heading(config.dataset, shape, len(episodes.keys), splits.test.classes))
     print(tables.metrics_table(results))

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 from inference.estimator import FewShotClassifier, InferenceFailedError
+from models.deep_kernel import holds_features
 from runners import run_directory, shape_temperature
 from runners.build import Model, load_run
 from runners.console import format_percent, format_table
@@ -80,7 +81,7 @@ def _temperatures(model: Model, support: Images, config: PredictionConfig) -> Te
 def _load(config: PredictionConfig, model: Model) -> tuple[Images, Images]:
     """Support and queries: pictures, prepared as the run's own were, or features."""
     shape = model.deep_kernel.backbone.image_shape
-    if shape[:2] == (1, 1):
+    if holds_features(shape):
         width = shape[2]
         support = load_features(config.support, width, labelled=True)
         return support, _joined([load_features(path, width, labelled=False) for path in config.query])
@@ -123,8 +124,9 @@ def _print(
 
 def _read_as(model: Model) -> str:
     """What the model sees: a user's photographs may be larger, and have colours that it was not trained on."""
-    height, width, channels = model.deep_kernel.backbone.image_shape
-    if (height, width) == (1, 1):
+    shape = model.deep_kernel.backbone.image_shape
+    height, width, channels = shape
+    if holds_features(shape):
         return f"{channels} features"
     return f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}"
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_omniglot
 from conftest import REPOSITORY
 from flax import nnx
 from PIL import Image
@@ -20,12 +21,14 @@ from inference.inner import exact, run
 from inference.predictive import predict as predict_probabilities
 from models import KERNELS, Identity, LabelRegression, deep_kernel
 from models.deep_kernel import DeepKernel
-from runners import predict, scoring, shape_temperature
+from runners import meta_train, predict, scoring, shape_temperature
 from runners.build import load_run
+from runners.configuration import RunConfig
 from runners.data import load_splits
 from runners.overrides import ConfigError
 from tasks import DataError, preparation, sample_task
 from tasks.images import load_labelled, load_unlabelled, picture_of, whole
+from tasks.photographs import SPLITS
 
 SHAPE = (16, 16, 1)
 
@@ -145,6 +148,7 @@ import pickle, sys
 import cloudpickle, jax, numpy as np
 from inference.estimator import FewShotClassifier
 from runners.build import load_run
+from runners.configuration import RunConfig
 model = load_run(sys.argv[1])
 images = np.random.default_rng(0).random((6, 16, 16, 1))
 classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)
@@ -332,6 +336,39 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
     values = [[float(row[name]) for name in from_files["classes"]] for row in rows]
     np.testing.assert_allclose(from_files["probabilities"], values, atol=1e-6)  # as printed, with six digits
     assert asked == ["omniglot"] * 2  # the run's own data set
+
+
+def test_features_of_ones_own_from_training_to_probabilities(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+
+    def clusters(classes):
+        labels = np.repeat(np.arange(classes), 6)
+        return (rng.normal(scale=3, size=(classes, 5))[labels] + rng.normal(size=(len(labels), 5))), labels
+
+    arrays = {}
+    for part in SPLITS:
+        arrays[f"{part}_features"], arrays[f"{part}_labels"] = clusters(8)
+    np.savez(tmp_path / "network.npz", **arrays)
+    settings = {name: value for name, value in tiny_omniglot.SETTINGS.items() if name.startswith("trainer.")}
+    run = RunConfig(
+        dataset=f"embeddings:{tmp_path / 'network.npz'}",
+        backbone="identity",
+        way=3,
+        query=3,
+        episodes=4,
+        run_dir=str(tmp_path / "run"),
+        settings=settings,
+    )
+    rows = meta_train.main(run)["test"]
+    assert rows["trained"]["accuracy"] > 0.6 and "1-nearest neighbour on features" in rows
+    features, labels = clusters(3)
+    np.savez(tmp_path / "support.npz", features=features[::2], labels=np.array(["oak", "ash", "elm"])[labels[::2]])
+    np.savez(tmp_path / "query.npz", features=features[1::2])
+    asked = [str(tmp_path / name) for name in ("run", "support.npz", "query.npz")]
+    found = predict.main(predict.parse([asked[0], "--support", asked[1], "--query", asked[2], "--temperature", "0.2"]))
+    assert "3 classes with 3 labelled images each, 9 queries; read as 5 features\n" in capsys.readouterr().out
+    truth = [["oak", "ash", "elm"][label] for label in labels[1::2]]
+    assert [found["classes"][k] for k in found["probabilities"].argmax(1)] == truth
 
 
 def test_more_draws_leave_less_to_the_seed(tiny_run, task):
