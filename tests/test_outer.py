@@ -282,6 +282,22 @@ def test_a_likelihood_without_parameters_comes_back_itself(single):
     assert single.trainer.module(single.start())[1] is RECIPE.likelihood
 
 
+def test_the_predictive_objective_is_the_log_probability_of_the_queries_labels():
+    """Against (R5) by NumPy, for exact inference from the support; queries do not inform each other."""
+    likelihood, points = LabelRegression(0.3), np.random.default_rng(0).normal(size=(POINTS, 2))
+    process = latent_process(KERNELS["linear"](), {"log_scale": jnp.log(2.0)}, CLASSES)  # k = 2 x.z / 2
+    task = EmbeddedTask(*map(jnp.asarray, (points[:SUPPORT], Y[:SUPPORT], points[SUPPORT:], Y[SUPPORT:])))
+    outcome = predictive(jax.random.key(0), Inner(exact(likelihood), 1, sites), likelihood, process, task)
+    support, query = points[:SUPPORT], points[SUPPORT:]
+    gain = np.linalg.solve(support @ support.T + 0.3 * np.eye(SUPPORT), support @ query.T)
+    mean = (2 * np.eye(CLASSES)[Y[:SUPPORT]] - 1).T @ gain
+    variance = np.sum(query**2, axis=1) - np.sum(support @ query.T * gain, axis=0)
+    logits = 2 * mean / (variance + 0.3)
+    own = logits[Y[SUPPORT:], np.arange(POINTS - SUPPORT)] - np.log(np.exp(logits).sum(axis=0))
+    np.testing.assert_allclose(outcome.value, own.sum(), rtol=1e-4)
+    assert outcome.points == POINTS - SUPPORT
+
+
 @pytest.mark.parametrize(
     "inference, objective, hypergradient, message",
     [

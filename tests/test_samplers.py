@@ -346,6 +346,22 @@ def test_kept_sweeps_are_spread_over_the_second_half(chains, sweeps):
     assert fit_pooled(jax.random.key(0), counter, task.prior, task.y)[0].tolist() == list(sweeps)
 
 
+@names
+def test_chains_draw_by_keys_of_their_own(name):
+    """Of chains at the same latents the next aux differ, of those with the same aux the next latents."""
+    task, kernel, key = problem(0, points=4), gibbs(LIKELIHOODS[name], chains=3), jax.random.key(1)
+
+    def each_differs(draws):
+        chains = np.asarray(draws).reshape(3, -1)
+        return len(np.unique(chains, axis=0)) == 3
+
+    nothing = task.prior._replace(covariance=jnp.zeros((4, 4)), root=jnp.zeros((4, 1)))
+    still = kernel.init(key, nothing, task.y)
+    assert np.ptp(still.f, axis=0).max() == 0 and each_differs(jax.tree.leaves(still.aux)[-1])
+    alike = still._replace(aux=jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), still.aux))
+    assert each_differs(kernel.step(key, alike, task.prior, task.y)[0].f)
+
+
 @double
 def test_evidence_and_bound_of_a_sampler_are_means_over_its_chains():
     """Of two chains that are alike they are those of one; of two others the mean (OVE 39)."""
