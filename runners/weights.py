@@ -13,11 +13,12 @@ import numpy as np
 
 def save(path: Path, tree: Mapping[Any, Any], metadata: Mapping[str, str]) -> None:
     """Write the arrays of `tree`, replacing `path` in one move. Raises: ValueError on keys that cannot be read back."""
-    from safetensors.numpy import save_file
+    from safetensors import numpy as safetensors
 
     arrays = {name: np.asarray(array, order="C") for name, array in _flatten(tree)}
     staging = path.with_name(f".{path.name}.staging")
-    save_file(arrays, staging, dict(metadata))
+    # Not by save_file, whose files are for their owner alone: run folders are shared.
+    staging.write_bytes(safetensors.save(arrays, dict(metadata)))
     os.replace(staging, path)
 
 

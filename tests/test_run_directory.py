@@ -155,6 +155,11 @@ def test_weight_names_that_could_not_be_read_back_are_refused(tmp_path, key):
     assert not (tmp_path / "w.safetensors").exists()
 
 
+def test_weights_can_be_read_by_whoever_can_read_the_folder(run):
+    run.save_weights(TREE)
+    assert run.weights.stat().st_mode == (run.path / "config.json").stat().st_mode
+
+
 @pytest.mark.parametrize("size", [0, 4, 100, -1])
 def test_damaged_weights_are_named(run, size):
     run.save_weights(TREE)
