@@ -371,6 +371,15 @@ def test_features_of_ones_own_from_training_to_probabilities(tmp_path, capsys):
     assert [found["classes"][k] for k in found["probabilities"].argmax(1)] == truth
 
 
+def test_predictions_draw_by_a_key_that_inference_does_not_use(classifier, task, monkeypatch):
+    """Draws that come twice would have the prediction's error follow that of the inference."""
+    fitted, used = classifier.fit(jax.random.key(0), task.x_support, task.y_support), []
+    monkeypatch.setattr(estimator, "_probabilities", lambda *given: used.append(given[-1]) or np.ones((64, 5)))
+    fitted.predict_proba(task.x_query)
+    known = {np.asarray(jax.random.key_data(key)).tobytes() for key in (fitted.key, *jax.random.split(fitted.key))}
+    assert used and not known & {np.asarray(jax.random.key_data(key)).tobytes() for key in used}
+
+
 def test_more_draws_leave_less_to_the_seed(tiny_run, task):
     def spread(model):
         classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference)

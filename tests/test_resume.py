@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,15 @@ def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
         before = [row for row in rows(path) if row["step"] <= step and "validation_accuracy" in row]
         assert restored == max(row["validation_accuracy"] for row in before)
     assert len(best) == 2
+
+
+def test_tasks_that_failed_before_a_resume_are_counted(tiny_run, tiny_data, tmp_path):
+    path = shutil.copytree(tiny_run.path, tmp_path / "copy")
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    failed = [record | {"failures": 2} if "failures" in record else record for record in records]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in failed))
+    result = meta_train.main(meta_train.parse(["--resume", "--run-dir", str(path), "--data-root", str(tiny_data)]))
+    assert result["training_failures"] == 2 * sum("failures" in record for record in records) > 0
 
 
 def dispatches(start=0, together=3):
