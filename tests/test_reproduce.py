@@ -52,6 +52,8 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, t
     with np.load(folder / "episodes.npz") as listed:
         assert len(listed["accuracy"]) == 12
         assert listed["accuracy"].mean() == pytest.approx(rows[1]["accuracy"])
+        halves = listed["accuracy"].reshape(TINY.batches, -1).mean(axis=1)
+        assert halves.std() == pytest.approx(rows[1]["accuracy_std_batches"], abs=1e-9)
     stored = json.loads((tmp_path / "out" / "results.json").read_text())
     assert stored["rows"] == rows
     table = (tmp_path / "out" / "table.md").read_text()

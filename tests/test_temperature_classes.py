@@ -63,6 +63,13 @@ def test_steps_are_taken_on_one_part_and_the_temperature_is_fitted_on_the_other(
     assert int(jax.numpy.max(episodes.indices.x_query)) < len(known.images)
 
 
+@pytest.mark.parametrize("name", ["none", "handwriting"])
+def test_the_temperature_is_fitted_on_images_changed_as_those_of_training_are(splits, name):
+    chosen = with_queries(config(**{"trainer.augment": name}), splits)
+    known, _ = calibration_episodes(chosen, splits.train, chosen.way, chosen.shot)
+    assert (images_of(known) <= images_of(splits.train)) == (name == "none")
+
+
 def test_all_classes_serve_both_unless_asked_and_some_must_be_left(splits):
     chosen = with_queries(config(), splits)
     assert training_classes(chosen, splits.train) is temperature_classes(chosen, splits.train) is splits.train
