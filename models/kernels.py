@@ -14,9 +14,9 @@ from jaxtyping import Array, Float
 
 Hyper = dict[str, Float[Array, ""] | float]
 
-# Prior of log s2; learning starts at its centre. With a deviation of 1.5 the scale ran away on Omniglot: beyond 100 the
-# inner loop no longer converges in a few steps, and then the gradient at its sites asks for more and more.
-LOG_SCALE, LOG_SCALE_DEVIATION = math.log(30.0), 0.5
+# Prior of log s2. With a deviation of 1.5 the scale ran away on Omniglot: beyond 100 the inner loop no longer converges
+# in a few steps, and then the gradient at its sites asks for more and more.
+SCALE, LOG_SCALE_DEVIATION = 30.0, 0.5
 
 
 def inner_products(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
@@ -54,19 +54,24 @@ class Kernel:
     """A base kernel. `hyper` holds unconstrained scalars; `log_scale` is log s2, a variance, in all of them.
 
     `normalise_features` asks the deep kernel for batch-normalised features, `affine` for a learned scale and shift
-    after that normalisation.
+    after that normalisation. `prior_scale` is the median of the prior of s2, at which learning starts.
     """
 
     normalise_features: bool = False
     affine: bool = False
+    prior_scale: float = SCALE
+
+    def __post_init__(self) -> None:
+        if not self.prior_scale > 0:
+            raise ValueError(f"prior_scale must be positive, got {self.prior_scale}")
 
     def initial(self) -> dict[str, float]:
         """Where learning starts."""
-        return {"log_scale": LOG_SCALE}
+        return {"log_scale": math.log(self.prior_scale)}
 
     def priors(self) -> dict[str, dist.Distribution]:
         """One weakly informative prior for each name in `initial`."""
-        return {"log_scale": dist.Normal(LOG_SCALE, LOG_SCALE_DEVIATION)}
+        return {"log_scale": dist.Normal(math.log(self.prior_scale), LOG_SCALE_DEVIATION)}
 
     def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
         """K [N, M] between the rows of x [N, D] and z [M, D]."""

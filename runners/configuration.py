@@ -127,8 +127,8 @@ class RunConfig:
             raise ConfigError(
                 f"expected config.json with the fields of this version, got others ({names}); train again"
             )
-        # Runs from before random changes of training images had none.
-        settings = {"trainer.augment": "none", **stored["settings"]}
+        # Runs from before random changes of training images had none, and one prior for all likelihoods.
+        settings = {"trainer.augment": "none", "kernel.prior_scale": 30.0, **stored["settings"]}
         decided = {"chosen": tuple(stored["chosen"]), "settings": settings}
         return cls(**{name: stored[name] for name in known} | decided, **location)
 
@@ -162,6 +162,7 @@ def resolve(config: RunConfig) -> RunConfig:
     settings = {**config.settings, **trainer}
     if settings["trainer.augment"] == AUTO:
         settings["trainer.augment"] = automatic.choose(automatic.AUGMENT, config.dataset)
+    settings = {"kernel.prior_scale": automatic.choose(automatic.PRIOR_SCALE, config.likelihood), **settings}
     return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))
 
 

@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -13,7 +14,7 @@ import models
 from inference.inner.base import usable_kernels
 from models import LIKELIHOODS
 from models.expectations import Exact, MonteCarlo
-from runners import build, optimisation
+from runners import automatic, build, optimisation
 from runners.configuration import REGISTRIES, RunConfig, TrainerSettings, override_targets, resolve
 from runners.flags import parse
 from runners.overrides import ConfigError, Override, converted, parse_override
@@ -69,6 +70,23 @@ def test_runs_from_before_training_images_were_changed_had_none_changed():
     stored = resolve(parse([])).to_json()
     del stored["settings"]["trainer.augment"]
     assert RunConfig.from_json(stored).trainer.augment == "none"
+
+
+def test_the_prior_of_the_output_scale_goes_with_the_likelihood():
+    """Regressed labels are -1 and 1; logits are larger."""
+
+    def scale(*flags):
+        model = build.build_model(replace(resolve(parse([*flags])), query=1), (28, 28, 1))
+        assert model.deep_kernel.hyperparameters()["log_scale"] == np.float32(
+            np.log(model.deep_kernel.kernel.prior_scale)
+        )
+        return model.deep_kernel.kernel.prior_scale
+
+    assert scale() == 30.0 and scale("--likelihood", "gaussian") == automatic.PRIOR_SCALE["gaussian"] < 30.0
+    assert scale("--likelihood", "gaussian", "--set", "kernel.prior_scale=7") == 7.0
+    stored = resolve(parse(["--likelihood", "gaussian"])).to_json()
+    del stored["settings"]["kernel.prior_scale"]
+    assert RunConfig.from_json(stored).settings["kernel.prior_scale"] == 30.0  # as when there was one for all
 
 
 @pytest.mark.parametrize("kind", REGISTRIES)

@@ -162,6 +162,14 @@ def test_every_hyperparameter_has_a_prior_around_its_initial_value(name):
         assert abs(float(prior.mean) - initial[key]) <= float(prior.variance) ** 0.5
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_output_scale_starts_at_the_median_of_its_prior(name):
+    kernel = models.KERNELS[name](prior_scale=2.0)
+    assert kernel.initial()["log_scale"] == float(kernel.priors()["log_scale"].loc) == np.log(2.0)
+    with pytest.raises(ValueError, match=r"prior_scale must be positive, got 0\.0"):
+        models.KERNELS[name](prior_scale=0.0)
+
+
 def test_normalisation_is_asked_for_by_three_kernels_only():
     wanted = {name: (make().normalise_features, make().affine) for name, make in models.KERNELS.items()}
     asked = {name: pair for name, pair in wanted.items() if any(pair)}
