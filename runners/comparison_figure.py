@@ -7,6 +7,7 @@ from runners.comparisons import Published
 from runners.studies.reporting import new_figure
 
 PANEL, LINE = 3.6, 0.24  # inches: width of a panel, height of a method
+NARROW = 4  # ratio of the ends of an axis up to which it is linear: a logarithmic one may then have a single label
 FILLED, HOLLOW = {"color": "tab:blue"}, {"color": "tab:blue", "markerfacecolor": "white"}
 
 
@@ -20,8 +21,8 @@ def comparison_figure(rows: Sequence[Mapping[str, Any]], published: Sequence[Pub
         line.accuracy(accuracy)
         line.before_and_after(nll, "nll", "NLL, nats a query")
         line.before_and_after(ece, "ece", "ECE")
-    axes[-1, 0].legend(loc="best", frameon=False, fontsize=7)
-    axes[-1, 1].legend(loc="best", frameon=False, fontsize=7)
+    for axis in axes[0, :2]:  # above the panels, where no point can lie
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=7, borderaxespad=0)
     return figure
 
 
@@ -58,9 +59,11 @@ class _Line:
         values = [row[metric] for row in self.rows]
         axis.plot(values, self.heights, "o", markersize=4, label="at the run's temperature", **FILLED)
         axis.grid(axis="y", color="0.9")
-        axis.set_xscale("log")  # raw values are tens of times the others
         low, high = axis.get_xlim()
-        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))  # so that no labels touch
-        axis.xaxis.set_major_formatter("{x:g}")
-        axis.xaxis.set_minor_formatter("")
+        if high > NARROW * low:  # raw values can be tens of times the others
+            axis.set_xscale("log")
+            low, high = axis.get_xlim()
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))  # no labels touch
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
         axis.set_xlabel(f"{label}, {self.shot}-shot")

@@ -84,6 +84,9 @@ def test_a_comparison_is_drawn_with_the_published_numbers_beside():
     (measured,) = (points for label, points in drawn.items() if label != "Somebody 1999")
     assert measured == [[70, 0], [60, 1]]
     assert [line.get_xydata().tolist() for line in ece.lines] == [[[0.3, 0], [0.3, 1]], [[0.02, 0], [0.02, 1]]]
+    for axis in (nll, ece):  # close values and distant ones
+        low, high = axis.get_xlim()
+        assert sum(low <= tick <= high for tick in axis.get_xticks()) >= 2
     assert nll.get_xlabel() == "NLL, nats a query, 1-shot" and five[0].get_xlabel() == "accuracy, %, 5-shot"
 
 
