@@ -7,6 +7,8 @@ entry under None is used.
 from collections.abc import Mapping
 from typing import TypeVar
 
+from models.kernels import SCALE
+
 Value = TypeVar("Value")
 Table = Mapping[str | None, Value]
 
@@ -14,7 +16,7 @@ INFERENCE: Table[str] = {"gaussian": "exact", None: "cvi"}  # by likelihood
 OBJECTIVE: Table[str] = {"gibbs": "predictive", None: "elbo"}  # by inference
 HYPERGRADIENT: Table[str] = {"gradient": "unroll", None: "sites"}  # by inference
 KERNEL: Table[str] = {None: "rbf"}  # by data set: near the top in accuracy and NLL
-PRIOR_SCALE: Table[float] = {"gaussian": 1.0, None: 30.0}  # of the kernel, by likelihood
+PRIOR_SCALE: Table[float] = {"gaussian": 1.0, None: SCALE}  # by likelihood: regressed labels are -1 and 1
 INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, "gibbs": 5, None: 10}  # by inference
 AUGMENT: Table[str] = {"omniglot-emnist": "handwriting", None: "none"}  # by data set
 EPISODES: Table[int] = {"glyphs": 800, None: 8_000}  # by data set

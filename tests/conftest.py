@@ -29,6 +29,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several proce
 from tiny_omniglot import tiny_data, tiny_run  # noqa: E402, F401 - fixtures; the hook must be in place first
 
 from runners import compilation_cache  # noqa: E402
+from tasks.files import resolve_root  # noqa: E402
 
 compilation_cache.enable()
 
@@ -61,3 +62,11 @@ def load_benchmark(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def data_file(name):
+    """The path of a data file, or a skipped test that says how to get it."""
+    path = resolve_root() / name
+    if not path.exists():
+        pytest.skip(f"needs {name}: put it into a folder and set FEWSHOT_DATA to that folder")
+    return path

@@ -148,7 +148,6 @@ import pickle, sys
 import cloudpickle, jax, numpy as np
 from inference.estimator import FewShotClassifier
 from runners.build import load_run
-from runners.configuration import RunConfig
 model = load_run(sys.argv[1])
 images = np.random.default_rng(0).random((6, 16, 16, 1))
 classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, model.temperature)

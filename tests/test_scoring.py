@@ -132,12 +132,23 @@ def test_the_untrained_baseline_has_batch_statistics_and_nothing_learned(model, 
     assert jax.tree.all(jax.tree.map(lambda a, b: (a != b).all(), before[2], after[2]))
     pooled = embed(baseline.deep_kernel, splits.train).std(axis=0)
     assert 0.05 < float(pooled.mean()) < 5  # of the order of normalised features
+    again = nnx.split(baselines.with_statistics(baseline, splits.train).deep_kernel, nnx.Param, ...)
+
+    def moved(one, other):
+        return sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True))
+
+    assert moved(again[2], after[2]) < 0.1 * moved(after[2], before[2])  # enough tasks to forget where they began
 
 
 def test_episodes_differ_between_splits_and_seeds(splits, episodes):
     for seed, split in ((1, "test"), (0, "train"), (0, "validation")):
         other = draw_episodes(seed, split, splits.test, episodes.shape, 7)
         assert (other.indices.x_query != episodes.indices.x_query).any()
+
+
+def test_inference_draws_by_other_keys_than_the_tasks(splits, episodes):
+    for key, queries in zip(episodes.keys, episodes.indices.x_query, strict=True):
+        assert (tasks.sample_indices(key, splits.test, *episodes.shape, 0).x_query != queries).any()
 
 
 def test_a_subset_of_classes_keeps_their_images_whole(splits):

@@ -7,29 +7,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import data_file
 from PIL import Image
 
 from tasks import DataError, check_task_size, emnist, load, omniglot
-from tasks.files import check_digest, resolve_root
-
-
-def data(name: str) -> Path:
-    """The path of a data file, or a skipped test that says how to get it."""
-    path = resolve_root() / name
-    if not path.exists():
-        pytest.skip(f"needs {name}: put it into a folder and set FEWSHOT_DATA to that folder")
-    return path
+from tasks.files import check_digest
 
 
 @pytest.fixture(scope="module")
 def stored() -> dict[str, np.ndarray]:
-    with np.load(data("omniglot.npz")) as file:
+    with np.load(data_file("omniglot.npz")) as file:
         return dict(file)
 
 
 @pytest.fixture(scope="module")
 def splits():
-    data("omniglot.npz")
+    data_file("omniglot.npz")
     return load("omniglot")
 
 
@@ -60,7 +53,7 @@ def test_every_class_holds_the_20_drawings_of_its_character(splits, stored, spli
 
 
 def test_omniglot_to_emnist_trains_without_latin_and_splits_by_parity(stored):
-    path = data("emnist.npz")
+    path = data_file("emnist.npz")
     splits = load("omniglot-emnist")
     assert [dataset.classes for dataset in (splits.train, splits.validation, splits.test)] == [1597, 31, 31]
     assert splits.train.rotations == 1
@@ -82,13 +75,13 @@ def test_omniglot_to_emnist_trains_without_latin_and_splits_by_parity(stored):
 
 def test_the_stored_files_are_the_reference(stored):
     check_digest("Omniglot", stored["images"], omniglot.IMAGES_SHA256)
-    with np.load(data("emnist.npz")) as file:
+    with np.load(data_file("emnist.npz")) as file:
         check_digest("EMNIST", file["images"], emnist.IMAGES_SHA256)
 
 
 def build_omniglot_zips(folder: Path, alphabets: list[int]) -> list[Path]:
     """The two public zip files, for some alphabets: 105x105 one-bit PNGs, ink dark, in a shuffled order."""
-    with np.load(data("omniglot105.npz")) as file:
+    with np.load(data_file("omniglot105.npz")) as file:
         originals = dict(file)
     paths = [folder / "images_background.zip", folder / "images_evaluation.zip"]
     rows = np.flatnonzero(np.isin(originals["alphabet"], alphabets))
@@ -147,7 +140,7 @@ def build_emnist_zip(folder: Path, images: np.ndarray, labels: np.ndarray) -> Pa
 
 
 def test_converted_emnist_equals_the_stored_file(tmp_path):
-    with np.load(data("emnist.npz")) as file:
+    with np.load(data_file("emnist.npz")) as file:
         stored = dict(file)
     # Images beyond the first 400 of a full class follow, and must be left out.
     images = np.concatenate([stored["images"], np.full((50, 28, 28), 7, np.uint8)])

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from conftest import data_file
 from PIL import Image
 from scipy.io import savemat
 
@@ -25,7 +26,7 @@ from tasks import (
     tinyimagenet,
 )
 from tasks.embeddings import load_features
-from tasks.files import read_npz, resolve_root, write_npz
+from tasks.files import read_npz, write_npz
 from tasks.images import load_unlabelled, picture_of, whole
 from tasks.photographs import SPLITS, alternate, centre_square, split_name, stretched_centre
 
@@ -35,13 +36,6 @@ def cache(monkeypatch, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder / "bayesian-few-shot"
-
-
-def real(name: str) -> Path:
-    path = resolve_root() / name
-    if not path.exists():
-        pytest.skip(f"needs {name}: put it into a folder and set FEWSHOT_DATA to that folder")
-    return path
 
 
 def picture(number: int, size=(24, 18), mode: str = "RGB") -> Image.Image:
@@ -217,7 +211,7 @@ def test_missing_files_name_their_source(tmp_path):
 
 
 def test_the_real_flowers_have_102_classes_in_three_splits():
-    arrays = read_npz(real(flowers102.FILE), ("labels", "class_names", "offsets"))
+    arrays = read_npz(data_file(flowers102.FILE), ("labels", "class_names", "offsets"))
     assert tuple(arrays["class_names"]) == flowers102.CLASS_NAMES
     counts = np.bincount(arrays["labels"])
     assert (len(counts), counts.sum(), counts.min(), counts.max()) == (102, 8189, 40, 258)
@@ -229,7 +223,7 @@ def test_the_real_flowers_have_102_classes_in_three_splits():
 
 
 def test_the_splits_of_tiny_imagenet_are_those_of_its_file():
-    arrays = read_npz(real(tinyimagenet.FILE), ("wnids", "class_split_tiered", "labels"))
+    arrays = read_npz(data_file(tinyimagenet.FILE), ("wnids", "class_split_tiered", "labels"))
     position = {"train": 0, "val": 1, "test": 2, "": 3}
     assert tinyimagenet.splits_of(arrays["wnids"]).tolist() == [position[str(s)] for s in arrays["class_split_tiered"]]
     assert (np.bincount(arrays["labels"]) == 120).all()
@@ -273,7 +267,7 @@ def test_the_archive_of_tiny_imagenet_is_converted(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "expected"), [("flowers102-16", [51, 26, 25]), ("tinyimagenet-16", [61, 17, 45])])
 def test_the_real_photographs_are_decoded_and_in_one_split_each(name, expected):
-    real(flowers102.FILE if "flowers" in name else tinyimagenet.FILE)
+    data_file(flowers102.FILE if "flowers" in name else tinyimagenet.FILE)
     splits = load(name)
     assert sizes(splits) == expected and splits.image_shape == (16, 16, 3)
     seen = [{image.tobytes() for image in np.asarray(getattr(splits, split).images)} for split in SPLITS]
