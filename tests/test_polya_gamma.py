@@ -389,8 +389,8 @@ def test_the_stated_error_of_the_gamma_sum(b, error):
 def test_mixed_shapes_in_one_call():
     """Zeros, ordinary counts, huge and fractional values side by side; each entry has its own mean."""
     b = np.array([0, 1, 2, 0.7, 40, 300, 5e6, 0], np.float32)
-    count = 60_000
-    tiled = np.tile(b, count).reshape(24, 20_000)
+    count = 20_000
+    tiled = np.tile(b, count).reshape(8, 20_000)
     draws = np.asarray(sample_polya_gamma(jax.random.key(4), tiled, np.full_like(tiled, 1.5)), float).reshape(count, 8)
     np.testing.assert_array_equal(draws[:, [0, 7]], 0)
     draws, b = draws[:, 1:7], b[1:7]
