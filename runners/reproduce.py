@@ -41,6 +41,7 @@ STUDIES = {
 }
 
 TRAINING_TEST_EPISODES = 60  # of the runs' own tables; the comparison has its own test
+QUICK_TEST_EPISODES = 600
 METRICS = ("accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "ece", "ece_floor")
 HEADER = ["method", "shot", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "raw NLL", "raw ECE"]
 HEADER += ["adapted ECE", "calibrated ECE", "failures"]
@@ -115,7 +116,8 @@ def _selected(comparison: Comparison, config: ReproductionConfig) -> tuple[list[
             if name not in known:
                 listed = ", ".join(map(str, known))
                 raise ConfigError(f"expected a {kind} of {config.name}, got {name!r}; known: {listed}")
-    methods = [method for method in comparison.methods if method.name in (config.methods or names)]
+    chosen = config.methods or (comparison.quick_methods if config.quick else ()) or names
+    methods = [method for method in comparison.methods if method.name in chosen]
     return methods, [shot for shot in comparison.episodes if shot in (config.shots or comparison.episodes)]
 
 
@@ -133,7 +135,7 @@ def _row(
     tested = evaluate.main(
         EvaluationConfig(
             str(path),
-            episodes=comparison.test_episodes,
+            episodes=min(comparison.test_episodes, QUICK_TEST_EPISODES) if config.quick else comparison.test_episodes,
             batches=comparison.batches,
             calibrate=True,
             adapt=shot > 1,
@@ -255,7 +257,7 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     parser = OneLineParser(prog="reproduce.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     known = ", ".join([*COMPARISONS, *STUDIES])
     parser.add_argument("name", metavar="NAME", help=known)
-    parser.add_argument("--quick", action="store_true", help="few training episodes: minutes instead of hours")
+    parser.add_argument("--quick", action="store_true", help="the main methods, few episodes: minutes, not hours")
     parser.add_argument("--methods", type=_words, default=(), metavar="A,B", help="only these rows")
     parser.add_argument("--shots", type=_numbers, default=(), metavar="1,5", help="only these numbers of shots")
     parser.add_argument("--episodes", type=count_or_auto, default=0, metavar="N", help="training episodes of a run")

@@ -67,6 +67,27 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, t
     assert (tmp_path / "out" / "table.md").read_text() == table
 
 
+@pytest.mark.parametrize("quick, trained, tested", [(False, 60_000, 3000), (True, 300, 600)])
+def test_quick_means_few_episodes_of_the_main_methods(quick, trained, tested, tmp_path, monkeypatch):
+    class Stopped(Exception):
+        pass
+
+    def stop(config):
+        seen.append(config.episodes)
+        raise Stopped
+
+    seen = []
+    monkeypatch.setattr(reproduce.meta_train, "main", lambda run: seen.append(run.episodes) or {})
+    monkeypatch.setattr(reproduce.evaluate, "main", stop)
+    with pytest.raises(Stopped):
+        reproduce.main(ReproductionConfig("omniglot-emnist", quick=quick, shots=(1,), out=str(tmp_path)))
+    assert seen == [trained, tested]
+    for comparison in COMPARISONS.values():
+        methods, shots = reproduce._selected(comparison, ReproductionConfig(comparison.dataset, quick=quick))
+        expected = (quick and comparison.quick_methods) or [method.name for method in comparison.methods]
+        assert [method.name for method in methods] == list(expected) and shots == list(comparison.episodes)
+
+
 def test_a_comparison_is_drawn_with_the_published_numbers_beside():
     metrics = {"nll": 1.02, "ece": 0.02}
     raw = {"raw": {"nll": 1.66, "ece": 0.3}}
