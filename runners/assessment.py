@@ -23,10 +23,10 @@ from runners.data import (
     load_splits,
     queries,
 )
-from runners.evaluation_config import EvaluationConfig
+from runners.evaluation_config import TEST_EPISODES, EvaluationConfig, check_batches
 from runners.overrides import ConfigError
 from runners.scoring import Scores
-from tasks import DataError, Dataset, Splits
+from tasks import DataError, Dataset, Splits, check_task_size
 from tasks.corruptions import corrupt_dataset, parse_corruption
 
 TEMPERED, RAW = "at its temperature", "raw (temperature 1)"
@@ -45,12 +45,16 @@ class Row(NamedTuple):
 
 
 class OutOfEpisode(NamedTuple):
-    """Scores of own [E, Q] and other queries [E, O], how well each tells them apart, and failures by result code."""
+    """Scores of own [E, Q] and other queries [E, O], how well each tells them apart, failures by result code.
+
+    classes: from how many the other queries of an episode come.
+    """
 
     inside: DetectionScores
     outside: DetectionScores
     detection: dict[str, Detection]
     failures: dict[str, int]
+    classes: int
 
 
 class Assessment(NamedTuple):
@@ -75,6 +79,14 @@ def assess(config: EvaluationConfig) -> Assessment:
     way, shot = episodes.shape.way, episodes.shape.shot
     if config.adapt and shot == 1:
         raise ConfigError("--adapt leaves labelled images out, so it needs two of every class, got 1-shot tasks")
+    if config.out_of_episode and way >= splits.test.classes:
+        raise ConfigError(
+            f"--out-of-episode needs test classes that an episode does not show, got {way}-way tasks of all "
+            f"{splits.test.classes}; choose a smaller --way"
+        )
+    validation = None
+    if config.calibrate or config.papers_calibration:
+        validation = _validation(model, splits, way, shot, config)
     model = replace(model, temperature=shape_temperature.for_shape(model, way, shot, config.data_root))
     test = _corrupted(config, splits.test)
     features = scoring.embed(model.deep_kernel, test)
@@ -84,7 +96,7 @@ def assess(config: EvaluationConfig) -> Assessment:
         splits,
         test,
         episodes,
-        _rows(model, features, episodes, config),
+        _rows(model, features, episodes, validation, config),
         _severities(model, splits.test, episodes, config),
         detect_others(model, features, test, episodes.shape, len(episodes.keys), config.seed)
         if config.out_of_episode
@@ -96,12 +108,9 @@ def _episodes(model: Model, config: EvaluationConfig, test: Dataset) -> Episodes
     if config.from_episodes is None:
         way, shot = config.way or model.config.way, config.shot or model.config.shot
         shape = Shape(way, shot, config.query or queries(test, shot, automatic.TEST_QUERIES))
-        return draw_episodes(config.seed, "test", test, shape, config.episodes)
-    if config.way or config.shot or config.query:
-        raise ConfigError("--from-episodes decides --way, --shot and --query; leave them out")
+        return draw_episodes(config.seed, "test", test, shape, config.episodes or TEST_EPISODES)
     episodes = episode_lists.episodes_of(episode_lists.read(Path(config.from_episodes)), config.seed, test)
-    if config.batches > len(episodes.keys):
-        raise ConfigError(f"--batches must lie between 1 and the {len(episodes.keys)} episodes, got {config.batches}")
+    check_batches(config, len(episodes.keys))
     return episodes
 
 
@@ -120,7 +129,9 @@ def corruption_key(seed: int) -> PRNGKeyArray:
     return jax.random.fold_in(jax.random.key(seed), len(SPLITS))
 
 
-def _rows(model: Model, features: Array, episodes: Episodes, config: EvaluationConfig) -> dict[str, Row]:
+def _rows(
+    model: Model, features: Array, episodes: Episodes, validation: Dataset | None, config: EvaluationConfig
+) -> dict[str, Row]:
     """The predictions at every temperature asked for: raw and at the run's own always."""
     raw = scoring.score(model, features, episodes)
     found = {
@@ -134,8 +145,8 @@ def _rows(model: Model, features: Array, episodes: Episodes, config: EvaluationC
             raw.tempered(each),
             {"temperature_of_fewer": fewer, "mean_temperature": float(np.mean(each.mean))},
         )
-    if config.calibrate or config.papers_calibration:
-        temperature, papers = _validated(model, episodes.shape, config)
+    if validation is not None:
+        temperature, papers = _validated(model, episodes.shape, validation, config)
         if config.calibrate:
             found[CALIBRATED] = raw.tempered(temperature), {"temperature": temperature}
         if papers:
@@ -157,9 +168,24 @@ def plain_interval(interval: Interval) -> list[float] | None:
     return list(interval) if np.isfinite(interval).all() else None
 
 
-def _validated(model: Model, shape: Shape, config: EvaluationConfig) -> tuple[float, PapersTemperatures | None]:
-    """Temperatures fitted on uncorrupted validation classes of the run's own data set, whatever the test is on."""
-    validation = load_splits(model.config.dataset, config.data_root).validation
+def _validation(model: Model, splits: Splits, way: int, shot: int, config: EvaluationConfig) -> Dataset:
+    """Validation classes of the run's own data set, whatever the test is on.
+
+    Raises DataError where they have no tasks of that shape.
+    """
+    own = model.config.dataset
+    validation = (splits if splits.name == own else load_splits(own, config.data_root)).validation
+    try:
+        check_task_size(validation, way, shot, queries(validation, shot, automatic.TEST_QUERIES))
+    except DataError as error:
+        raise DataError(f"no tasks of validation classes to calibrate on: {error}") from error
+    return validation
+
+
+def _validated(
+    model: Model, shape: Shape, validation: Dataset, config: EvaluationConfig
+) -> tuple[float, PapersTemperatures | None]:
+    """Temperatures fitted on uncorrupted validation classes."""
     size = Shape(shape.way, shape.shot, queries(validation, shape.shot, automatic.TEST_QUERIES))
     count = model.config.trainer.validation_episodes
     episodes = draw_episodes(EVALUATION_SEED, "validation", validation, size, count)
@@ -188,11 +214,11 @@ def _severities(
 
 def detect_others(model: Model, features: Array, test: Dataset, shape: Shape, count: int, seed: int) -> OutOfEpisode:
     """`count` test episodes with as many queries of each of as many other classes (METHODS 6), or of all there are."""
-    others = max(1, min(shape.way, test.classes - shape.way))
+    others = min(shape.way, test.classes - shape.way)
     drawn = draw_episodes(seed, "test", test, shape, count, other_classes=others)
     inside, outside, codes = scoring.score_open(model, features, drawn)
     found = detect(np.random.default_rng(0), inside, outside)
-    return OutOfEpisode(inside, outside, found, scoring.failures(codes))
+    return OutOfEpisode(inside, outside, found, scoring.failures(codes), others)
 
 
 def _check_image_shape(model: Model, config: EvaluationConfig, splits: Splits) -> None:

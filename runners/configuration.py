@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import inference
 import models
 from models.deep_kernel import starting_values
-from runners import automatic
+from runners import automatic, run_directory
 from runners.overrides import ConfigError, Override, check_overrides, converted
 from tasks.augmentation import AUGMENTATIONS
 
@@ -131,6 +132,17 @@ class RunConfig:
         settings = {"trainer.augment": "none", "kernel.prior_scale": 30.0, **stored["settings"]}
         decided = {"chosen": tuple(stored["chosen"]), "settings": settings}
         return cls(**{name: stored[name] for name in known} | decided, **location)
+
+
+def begun(asked: RunConfig, path: Path) -> RunConfig:
+    """The stored configuration of a run that one of several goes on with. Raises ConfigError if it is another's."""
+    location = {"run_dir": str(path), "resume": True, "data_root": asked.data_root}
+    stored = RunConfig.from_json(run_directory.load(path).config, **location)
+    for name in ("dataset", "episodes", "seed", "way", "shot"):
+        held, wanted = getattr(stored, name), getattr(asked, name)
+        if held != wanted:
+            raise ConfigError(f"{path} was trained with {name} {held}, got {wanted}; choose another --out")
+    return stored
 
 
 def resolve(config: RunConfig) -> RunConfig:

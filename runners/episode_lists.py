@@ -4,7 +4,7 @@ An .npz file with the positions of the images in the data set's test split (`fla
 those images, and the accuracy, NLL and Brier score of every episode.
 """
 
-import os
+import io
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 
 from evaluation import metrics
 from runners.data import Episodes, Shape, draw_episodes
+from runners.replacing import replace_bytes
 from runners.scoring import Scores
 from tasks import DataError, Dataset
 from tasks.files import DAMAGE
@@ -37,10 +38,9 @@ def save(path: Path, dataset: Dataset, episodes: Episodes, scores: Scores) -> No
         "brier": metrics.episode_brier(scores.probabilities, scores.labels),
         "code": scores.codes,
     }
-    staging = path.with_name(f".{path.name}.staging")
-    with staging.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays, **found, images_crc32=np.int64(checksum(dataset)))
-    os.replace(staging, path)
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays, **found, images_crc32=np.int64(checksum(dataset)))
+    replace_bytes(path, file.getvalue())
 
 
 def read(path: Path) -> EpisodeList:

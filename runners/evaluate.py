@@ -24,7 +24,7 @@ from runners.assessment import (
 from runners.console import format_seconds
 from runners.evaluation_config import EvaluationConfig, check, parse
 from runners.launch import launch
-from runners.run_directory import replace_text
+from runners.replacing import replace_text
 from tasks.corruptions import parse_corruption
 
 
@@ -38,26 +38,29 @@ def main(config: EvaluationConfig) -> dict[str, Any]:
     _print(found)
     if config.episodes_file:
         episode_lists.save(Path(config.episodes_file), found.splits.test, found.episodes, found.rows[TEMPERED].scores)
-    if config.report:
-        replace_text(Path(config.report), evaluation_report.page_of(found))
     metrics = _metrics(found)
     if config.json:
         replace_text(Path(config.json), json.dumps(metrics, indent=2) + "\n")
+    if config.report:
+        replace_text(Path(config.report), evaluation_report.page_of(found))
     return metrics
 
 
 def _print(found: Assessment) -> None:
     raw, shape = found.rows[RAW].scores, found.episodes.shape
-    heading = tables.heading(found.splits.name, shape, len(found.episodes.keys), found.test.classes)
+    trained_on = found.model.config.dataset
+    heading = tables.heading(found.splits.name, trained_on, shape, len(found.episodes.keys), found.test.classes)
     print(heading + (f", images corrupted by {found.config.corruption}" if found.config.corruption else ""))
     print(tables.metrics_table({name: row.summary for name, row in found.rows.items()}))
     print(tables.temperature_note(found.model, shape))
     for name in (ADAPTED, CALIBRATED, PAPERS):
         if name in found.rows:
-            print(tables.calibration_note(name, found.rows[name].temperatures, found.model.config.dataset))
+            print(tables.calibration_note(name, found.rows[name].temperatures, trained_on))
     print(tables.failures_note(raw.failures()), f"Solved in {format_seconds(raw.seconds)}.")
     if found.out_of_episode:
-        print(f"\nQueries of {shape.way} classes outside the episode told from its own {shape.way}: AUROC per episode")
+        others = found.out_of_episode.classes
+        named = "1 class" if others == 1 else f"{others} classes"
+        print(f"\nQueries of {named} outside the episode told from its own {shape.way}: AUROC per episode")
         print(tables.detection_table(found.out_of_episode.detection))
         print(tables.failures_note(found.out_of_episode.failures))
 

@@ -9,6 +9,7 @@ from runners.flags import OneLineParser, check_output, count_or_auto, whole_numb
 from runners.overrides import ConfigError
 from tasks.corruptions import CORRUPTIONS, parse_corruption
 
+TEST_EPISODES = 600
 OUTPUTS = ("json", "report", "episodes_file")
 
 
@@ -16,12 +17,12 @@ OUTPUTS = ("json", "report", "episodes_file")
 class EvaluationConfig:
     """The flags of evaluate.py; None and 0 stand for the run's own value, query 0 for 15 or what the data allow.
 
-    batches 0: 5, or as many as there are episodes.
+    episodes 0: those of from_episodes, or TEST_EPISODES. batches 0: 5, or as many as there are episodes.
     """
 
     run_dir: str
     dataset: str | None = None
-    episodes: int = 600
+    episodes: int = 0
     batches: int = 0
     way: int = 0
     shot: int = 0
@@ -53,10 +54,18 @@ def check(config: EvaluationConfig) -> None:
     """Raises ConfigError or DataError for what cannot work whatever the run and the data are."""
     for name in OUTPUTS:
         check_output(f"--{name.replace('_', '-')}", getattr(config, name))
-    if not 0 <= config.batches <= config.episodes:
-        raise ConfigError(f"--batches must lie between 1 and --episodes {config.episodes}, got {config.batches}")
+    if config.from_episodes is None:
+        check_batches(config, config.episodes or TEST_EPISODES)
+    elif config.episodes or config.way or config.shot or config.query:
+        raise ConfigError("--from-episodes decides --episodes, --way, --shot and --query; leave them out")
     if config.corruption:
         parse_corruption(config.corruption)
+
+
+def check_batches(config: EvaluationConfig, episodes: int) -> None:
+    """Raises ConfigError for more batches than episodes."""
+    if not 0 <= config.batches <= episodes:
+        raise ConfigError(f"--batches must lie between 1 and the {episodes} episodes, got {config.batches}")
 
 
 def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
@@ -69,7 +78,7 @@ def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a run")
     parser.add_argument("--dataset", metavar="NAME", help="another data set with images of the same shape")
     for name, letter, text in (
-        ("episodes", "N", "test tasks (default 600)"),
+        ("episodes", "N", f"test tasks (default {TEST_EPISODES})"),
         ("way", "C", "classes of a task (default: as trained)"),
         ("shot", "S", "labelled images a class (default: as trained)"),
         ("query", "Q", "queries a class (default 15)"),

@@ -57,13 +57,14 @@ def _sections(found: Assessment) -> Iterator[Section]:
 
 def _scores(found: Assessment) -> Section:
     shape, raw = found.episodes.shape, found.rows[RAW].scores
-    heading = tables.heading(found.splits.name, shape, len(found.episodes.keys), found.test.classes).strip()
+    trained_on, count = found.model.config.dataset, len(found.episodes.keys)
+    heading = tables.heading(found.splits.name, trained_on, shape, count, found.test.classes).strip()
     corrupted = f", support and query images corrupted by {found.config.corruption}" if found.config.corruption else ""
     notes = [
         f"{heading}{corrupted}. In brackets: 95% intervals over episodes.",
         tables.temperature_note(found.model, shape),
         *(
-            tables.calibration_note(name, row.temperatures, found.model.config.dataset)
+            tables.calibration_note(name, row.temperatures, trained_on)
             for name, row in found.rows.items()
             if name not in (TEMPERED, RAW)
         ),
@@ -144,8 +145,9 @@ def _out_of_episode(found: Assessment) -> Section:
     return Section(
         "Out-of-episode detection",
         [
-            f"Queries of {way} classes that the support set does not show, told from those of the {way} that it does. "
-            "AUROC: mean over episodes with its bootstrap interval; the curves pool the queries of all episodes.",
+            f"Queries of {opened.classes} classes that the support set does not show, told from those of the {way} "
+            "that it does. AUROC: mean over episodes with its bootstrap interval; the curves pool the queries of all "
+            "episodes.",
             tables.failures_note(opened.failures),
         ],
         [Table(["score", "AUROC", "95% interval"], rows)],

@@ -1,4 +1,4 @@
-"""How every command line but that of meta_train.py is run: errors in one line, a process tuned for the work."""
+"""How command lines are run: errors in one line, a process tuned for the work. meta_train.py does so for several."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from runners.run_directory import RunError
 from tasks import DataError
 
 Config = TypeVar("Config")
-EXPECTED = (ConfigError, DataError, RunError, CheckpointError)
+EXPECTED = (ConfigError, DataError, RunError, CheckpointError, OSError)  # the last: a disk that is full, say
 
 
 def launch(
@@ -35,9 +35,14 @@ def launch(
             main(config)
             sys.stdout.flush()
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its exit
-            return 128 + signal.SIGPIPE
+            return nobody_reads()
         except KeyboardInterrupt:
             print("stopped; files written so far are complete", file=sys.stderr)
             return 128 + signal.SIGINT
     return 0
+
+
+def nobody_reads() -> int:
+    """The exit code after the output was closed; what Python flushes at its exit goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE

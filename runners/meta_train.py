@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from inference.outer.checkpoint import CheckpointError
 from models.deep_kernel import holds_features
 from runners import baselines, compilation_cache, optimisation, processes, processor, run_directory, scoring, tables
 from runners.build import build_model, describe, with_weights
@@ -19,10 +18,10 @@ from runners.configuration import RunConfig, resolve
 from runners.console import Progress, one_line_errors
 from runners.data import EVALUATION_SEED, calibration_episodes, draw_episodes, load_splits, test_shape, with_queries
 from runners.flags import parse
-from runners.overrides import ConfigError
-from runners.run_directory import RunDirectory, RunError
+from runners.launch import EXPECTED, nobody_reads
+from runners.run_directory import RunDirectory
 from runners.training import Training
-from tasks import DataError, Splits
+from tasks import Splits
 
 
 def main(config: RunConfig) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _test(training: Training, splits: Splits) -> dict[str, Any]:
         "untrained network": start.summary(),
         f"1-nearest neighbour on {inputs}": baselines.nearest_neighbour(splits.test, episodes).accuracies(),
     }
-    print(tables.heading(config.dataset, shape, len(episodes.keys), splits.test.classes))
+    print(tables.heading(config.dataset, config.dataset, shape, len(episodes.keys), splits.test.classes))
     print(tables.metrics_table(results))
     print(tables.temperature_note(best, shape))
     print(tables.failures_note(raw.failures()), f"In training: {training.failures or 'none'}.")
@@ -106,13 +105,16 @@ def _test(training: Training, splits: Splits) -> dict[str, Any]:
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, 2 after an error in one line, 128 + the signal that stopped the run."""
     try:
-        with one_line_errors(ConfigError, DataError, RunError, CheckpointError):
+        with one_line_errors(*EXPECTED):
             config = parse(arguments)
             processes.connect(config)
             compilation_cache.enable()
             processor.tune()
-            with processes.only_first_prints():
-                result = main(config)
+            try:
+                with processes.only_first_prints():
+                    result = main(config)
+            except BrokenPipeError:
+                return nobody_reads()
     except KeyboardInterrupt:  # before or after training, or a second time during it
         print("stopped at once; checkpoints and weights written so far are complete", file=sys.stderr)
         return 128 + signal.SIGINT

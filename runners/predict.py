@@ -23,11 +23,12 @@ import numpy as np
 
 from inference.estimator import FewShotClassifier, InferenceFailedError
 from models.deep_kernel import holds_features
-from runners import run_directory, shape_temperature
+from runners import shape_temperature
 from runners.build import Model, load_run
 from runners.console import format_percent, format_table
 from runners.flags import OneLineParser, check_output, positive, whole_number
 from runners.launch import launch
+from runners.replacing import replace_text
 from runners.shape_temperature import Temperatures
 from tasks import preparation
 from tasks.embeddings import load_features
@@ -65,7 +66,7 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     temperature = float(fitted.temperatures.mean)
     _print(config, model, temperatures, temperature, support, query, probabilities)
     if config.csv:
-        run_directory.replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
+        replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
     found = {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
     return {**found, "temperature": temperature}
 

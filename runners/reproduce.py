@@ -3,8 +3,8 @@
 python runners/reproduce.py NAME [--quick] [--methods A,B] [--episodes N] [--out DIR]      every flag: --help
 
 Methods that are finished in DIR are tested again and not trained again, one that was stopped goes on: run the same
-command until it is done. DIR holds results.json, table.md, comparison.png, and for every method its run folder with
-episodes.npz.
+command until it is done. Rows of other methods and shots that DIR has stay. DIR holds results.json, table.md,
+comparison.png, and for every method its run folder with episodes.npz.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,12 +22,13 @@ from typing import Any, NamedTuple
 from runners import comparisons, evaluate, meta_train, robustness, run_directory
 from runners.comparison_figure import comparison_figure
 from runners.comparisons import Comparison, Method
-from runners.configuration import RunConfig
+from runners.configuration import RunConfig, begun
 from runners.console import format_markdown, format_percent, format_seconds, format_table
 from runners.evaluation_config import EvaluationConfig
 from runners.flags import OneLineParser, count_or_auto, whole_number
 from runners.launch import launch
 from runners.overrides import ConfigError
+from runners.replacing import replace_text
 from runners.run_directory import DivergedError
 from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop
 from runners.studies.reporting import StudyError, save
@@ -46,6 +47,7 @@ METRICS = ("accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", 
 HEADER = ["method", "shot", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "raw NLL", "raw ECE"]
 HEADER += ["adapted ECE", "calibrated ECE", "failures"]
 COSTS = ["episodes", "training"]
+SAME = ("name", "quick", "episodes", "seed")  # of all commands whose rows stand in one table
 
 
 @dataclass(frozen=True)
@@ -77,15 +79,17 @@ class Diverged(NamedTuple):
 def main(config: ReproductionConfig) -> list[dict[str, Any]]:
     """The rows of the table, written to results.json and table.md after every method; one that diverges has none.
 
-    Raises ConfigError, DataError, RunError or StudyError, each with one line.
+    Rows that earlier commands wrote to the same folder, of other methods and shots, stay.
+
+    Raises ConfigError, DataError, RunError or StudyError, each with one line, and KeyboardInterrupt where a training
+    was stopped.
     """
     if config.name in STUDIES:
         return STUDIES[config.name](config.quick, config.out, config.seed)
     comparison = COMPARISONS[config.name]
     folder = Path(config.out or f"runs/{config.name}{'-quick' if config.quick else ''}")
     methods, shots = _selected(comparison, config)
-    rows: list[dict[str, Any]] = []
-    diverged: list[Diverged] = []
+    rows, diverged = _earlier(folder, config, {(method.name, shot) for method in methods for shot in shots})
     for shot in shots:
         for method in methods:
             print(f"\n== {method.name}, {comparison.way}-way {shot}-shot", flush=True)
@@ -96,8 +100,8 @@ def main(config: ReproductionConfig) -> list[dict[str, Any]]:
                 diverged.append(Diverged(method.name, shot, str(error)))
             else:
                 if row is None:
-                    return rows
-                rows.append(row)
+                    raise KeyboardInterrupt
+                rows = _in_order([*rows, row], comparison)
             _write(folder, config, comparison, rows, diverged)
     lines = [_cells(row) + _costs(row) for row in rows] + [_diverged_cells(one, len(COSTS)) for one in diverged]
     print("\n" + format_table(*_without_empty_columns([*HEADER, *COSTS], lines)))
@@ -121,13 +125,45 @@ def _selected(comparison: Comparison, config: ReproductionConfig) -> tuple[list[
     return methods, [shot for shot in comparison.episodes if shot in (config.shots or comparison.episodes)]
 
 
+def _earlier(
+    folder: Path, config: ReproductionConfig, again: Set[tuple[str, int]]
+) -> tuple[list[dict[str, Any]], list[Diverged]]:
+    """What earlier commands found of other methods and shots than those that are run again.
+
+    Raises ConfigError where it cannot stand in one table with what this command will find.
+    """
+    path = folder / "results.json"
+    if not path.exists():
+        return [], []
+    try:
+        stored = json.loads(path.read_text())
+        rows = [row for row in stored["rows"] if (row["method"], row["shot"]) not in again]
+        diverged = [Diverged(**one) for one in stored["diverged"] if (one["method"], one["shot"]) not in again]
+        conditions = {name: stored["config"][name] for name in SAME} | stored["versions"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"expected results of reproduce.py in {path}, got others ({error}); choose another --out"
+        ) from error
+    now = {name: getattr(config, name) for name in SAME} | _versions()
+    wrong = [f"{name} {held}, now {now.get(name)}" for name, held in conditions.items() if held != now.get(name)]
+    if wrong and (rows or diverged):
+        raise ConfigError(f"{path} has rows of other conditions ({'; '.join(wrong)}); choose another --out")
+    return rows, diverged
+
+
+def _in_order(rows: list[dict[str, Any]], comparison: Comparison) -> list[dict[str, Any]]:
+    """By shots, then as the comparison has its methods."""
+    names = [method.name for method in comparison.methods]
+    return sorted(rows, key=lambda row: (row["shot"], names.index(row["method"])))
+
+
 def _row(
     comparison: Comparison, method: Method, shot: int, path: Path, config: ReproductionConfig
 ) -> dict[str, Any] | None:
     """Train, or go on with, one method, and test it; None if it was interrupted."""
     run = _configuration(comparison, method, shot, path, config)
     if path.exists():
-        run = _resumed(run, path)
+        run = begun(run, path)
     start = time.perf_counter()
     trained = meta_train.main(run)
     if "interrupted" in trained:
@@ -178,17 +214,6 @@ def _configuration(
     )
 
 
-def _resumed(run: RunConfig, path: Path) -> RunConfig:
-    """The configuration of a folder that was begun; refused if it is that of another comparison."""
-    location = {"run_dir": str(path), "resume": True, "data_root": run.data_root}
-    stored = RunConfig.from_json(run_directory.load(path).config, **location)
-    for name in ("dataset", "episodes", "seed", "way", "shot"):
-        if getattr(stored, name) != getattr(run, name):
-            held = getattr(stored, name)
-            raise ConfigError(f"{path} was trained with {name} {held}, got {getattr(run, name)}; choose another --out")
-    return stored
-
-
 def table(rows: Sequence[dict[str, Any]], comparison: Comparison, diverged: Sequence[Diverged] = ()) -> str:
     """The measured rows, then the published ones, as Markdown; nothing in it depends on the clock."""
     lines = [*map(_cells, rows), *map(_diverged_cells, diverged)]
@@ -231,24 +256,28 @@ def _write(
     diverged: Sequence[Diverged],
 ) -> None:
     """results.json and table.md, replaced whole."""
-    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpyro", "flax", "optax", "numpy")}
     results = {
         "config": dataclasses.asdict(config),
-        "versions": {"python": platform.python_version(), **versions},
+        "versions": _versions(),
         "rows": rows,
         "diverged": [one._asdict() for one in diverged],
         "published": [dataclasses.asdict(row) for row in comparison.published],
     }
-    run_directory.replace_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    run_directory.replace_text(folder / "table.md", table(rows, comparison, diverged))
+    replace_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
+    replace_text(folder / "table.md", table(rows, comparison, diverged))
+
+
+def _versions() -> dict[str, str]:
+    packages = {name: metadata.version(name) for name in ("jax", "jaxlib", "numpyro", "flax", "optax", "numpy")}
+    return {"python": platform.python_version(), **packages}
 
 
 def _write_robustness(folder: Path, runs: Sequence[Path], config: ReproductionConfig) -> None:
     """robustness.json and robustness.md of the finished runs."""
     print("\n== corrupted images, and queries of other classes", flush=True)
     rows = robustness.measure(runs, config.data_root)
-    run_directory.replace_text(folder / "robustness.json", json.dumps(rows, indent=2) + "\n")
-    run_directory.replace_text(folder / "robustness.md", robustness.tables(rows))
+    replace_text(folder / "robustness.json", json.dumps(rows, indent=2) + "\n")
+    replace_text(folder / "robustness.md", robustness.tables(rows))
     print("\n" + robustness.tables(rows))
 
 

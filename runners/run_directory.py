@@ -11,7 +11,6 @@ Where several processes train one model, the first alone writes.
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from inference.outer import checkpoint
 from runners import weights
+from runners.replacing import replace_text
 
 SCHEMA_VERSION = 1
 
@@ -158,10 +158,3 @@ def _with_version(config: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file in one move: a process killed at any time leaves the old or the new one."""
-    staging = path.with_name(f".{path.name}.staging")
-    staging.write_text(text)
-    os.replace(staging, path)

@@ -11,10 +11,11 @@ from runners.console import format_percent, format_table
 from runners.data import Shape
 
 
-def heading(dataset: str, shape: Shape, episodes: int, classes: int) -> str:
-    """What a table is about."""
+def heading(dataset: str, trained_on: str, shape: Shape, episodes: int, classes: int) -> str:
+    """What a table is about. Of another data set than the run's it is not known which classes training showed."""
+    seen = " never seen in training" if dataset == trained_on else ""
     return (
-        f"\nTest on {classes} classes of {dataset} never seen in training: {episodes} {shape.way}-way "
+        f"\nTest on {classes} classes of {dataset}{seen}: {episodes} {shape.way}-way "
         f"{shape.shot}-shot episodes with {shape.query} queries a class"
     )
 

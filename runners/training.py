@@ -88,6 +88,11 @@ class Training:
         """State of the newest checkpoint, with the metrics cut back to its step; True if there is none."""
         self.state = self.trainer.init()
         restored = self.directory.restore_checkpoint(self._checkpoint())
+        if restored is None and any(record["step"] > 0 for record in self.directory.read_metrics()):
+            raise RunError(
+                f"{self.directory.path} was trained and has no checkpoints to go on from; test it with evaluate.py, "
+                "or choose another folder to train anew"
+            )
         self.directory.cut_metrics(-1 if restored is None else restored[0])
         processes.wait_for_all("all have read the newest checkpoint")  # before the first writes the next
         if restored is None:

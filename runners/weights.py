@@ -3,12 +3,13 @@
 Integer keys, which Flax gives to the members of a list, are stored as their digits and read back as integers.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from runners.replacing import replace_bytes
 
 
 def save(path: Path, tree: Mapping[Any, Any], metadata: Mapping[str, str]) -> None:
@@ -16,10 +17,8 @@ def save(path: Path, tree: Mapping[Any, Any], metadata: Mapping[str, str]) -> No
     from safetensors import numpy as safetensors
 
     arrays = {name: np.asarray(array, order="C") for name, array in _flatten(tree)}
-    staging = path.with_name(f".{path.name}.staging")
     # Not by save_file, whose files are for their owner alone: run folders are shared.
-    staging.write_bytes(safetensors.save(arrays, dict(metadata)))
-    os.replace(staging, path)
+    replace_bytes(path, safetensors.save(arrays, dict(metadata)))
 
 
 def load(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:

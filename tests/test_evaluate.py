@@ -26,7 +26,7 @@ from inference.task_temperature import SPREAD, task_temperature
 from models.deep_kernel import gaussian_prior
 from runners import assessment, build, evaluate, run_directory, scoring, tables
 from runners.build import load_run
-from runners.data import Shape, check_images, draw_episodes, load_splits
+from runners.data import Shape, check_images, draw_episodes, load_splits, subset_of_classes
 from runners.evaluation_config import EvaluationConfig, check, parse
 from runners.run_directory import RunError
 from tasks import sample_task
@@ -133,6 +133,7 @@ def test_the_calibrated_temperature_is_that_of_validation_episodes(everything, t
 
 def test_queries_of_other_classes_are_scored(everything):
     found = everything.metrics["out_of_episode"]
+    assert "Queries of 2 classes outside the episode told from its own 2" in everything.printed
     assert found.pop("failures") == {}
     assert found.keys() == {"latent_mean", "probability", "entropy", "mutual_information"}
     for row in found.values():
@@ -224,11 +225,17 @@ def test_an_episode_file_belongs_to_its_images(everything, flags, tmp_path, capf
     tiny_omniglot.write(tmp_path, size=16, images=18)
     message = error_line(capfd, flags[0], "--data-root", tmp_path, "--from-episodes", episodes)
     assert message.startswith("expected the images that the file of episodes was written for, got others")
-    assert error_line(capfd, *flags, "--from-episodes", episodes, "--way", "2").startswith("--from-episodes decides")
+    for flag in ("--way", "--episodes"):
+        refused = error_line(capfd, *flags[:3], "--from-episodes", episodes, flag, "2")
+        assert refused.startswith("--from-episodes decides")
+    refused = error_line(capfd, *flags[:3], "--from-episodes", episodes, "--batches", "13")
+    assert refused.startswith("--batches must lie between 1 and the 12 episodes, got 13")
     damaged = tmp_path / "damaged.npz"
     damaged.write_bytes(episodes.read_bytes()[:200])
     for path in (damaged, tmp_path / "none.npz"):
-        assert error_line(capfd, *flags, "--from-episodes", path).startswith("expected a file of episodes written by")
+        assert error_line(capfd, *flags[:3], "--from-episodes", path).startswith(
+            "expected a file of episodes written by"
+        )
 
 
 def test_one_episode_has_scores_and_no_intervals():
@@ -286,7 +293,7 @@ def test_each_task_can_learn_its_temperature(tiny_run, tiny_data, capsys):
         (["--query", "20"], "expected at least 21 images in every class"),
         (["--shot", "20"], "expected at least 21 images in every class"),
         (["--seed", "-1"], "argument --seed: expected a whole number from 0, got '-1'"),
-        (["--batches", "13"], "--batches must lie between 1 and --episodes 12, got 13"),
+        (["--batches", "13"], "--batches must lie between 1 and the 12 episodes, got 13"),
         (["--data-root", "/no/such/folder"], "expected the data root to be a folder"),
         (["--json", "/no/such/folder/m.json"], "expected --json to be a file in a folder that exists, got /no/such"),
         (
@@ -296,11 +303,27 @@ def test_each_task_can_learn_its_temperature(tiny_run, tiny_data, capsys):
         (["--episodes-file", "/"], "expected --episodes-file to be a file in a folder that exists, got /;"),
         (["--corruption", "snow:3"], "expected the name of a corruption, got 'snow'"),
         (["--corruption", "gaussian-noise:6"], "expected a severity from 1 to 5, got 6"),
-        (["--out-of-episode", "--way", "4"], "expected at least 5 classes for 4-way tasks and 1 other classes, got 4"),
+        (["--out-of-episode", "--way", "4"], "--out-of-episode needs test classes that an episode does not show"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(more, message, flags, capfd):
     assert error_line(capfd, *flags, *more).startswith(message)
+
+
+def test_calibration_needs_tasks_of_validation_classes(tiny_run, tiny_data):
+    model, splits = load_run(tiny_run.path), load_splits("omniglot", tiny_data)
+    few = splits._replace(validation=subset_of_classes(0, splits.validation, 2))
+    with pytest.raises(
+        tasks.DataError, match="no tasks of validation classes to calibrate on: expected at least 3 classes"
+    ):
+        assessment._validation(model, few, 3, 1, EvaluationConfig(str(tiny_run.path)))
+
+
+def test_other_classes_are_counted_as_they_are_and_of_other_data_sets_nothing_is_claimed(flags, capsys, monkeypatch):
+    assert evaluate.command_line([*flags, "--out-of-episode"]) == 0
+    assert "Queries of 1 class outside the episode told from its own 3" in capsys.readouterr().out
+    heading = tables.heading("emnist", "omniglot", Shape(3, 1, 15), 12, 4)
+    assert "Test on 4 classes of emnist: 12 3-way" in heading
 
 
 def test_a_data_set_of_other_images_is_refused(flags, tmp_path, capfd):

@@ -13,6 +13,7 @@ from runners.build import build_model
 from runners.comparison_figure import comparison_figure
 from runners.comparisons import Comparison, Method, Published
 from runners.configuration import RunConfig, resolve
+from runners.overrides import ConfigError
 from runners.reproduce import COMPARISONS, ReproductionConfig
 
 CHANGES = {"backbone": "conv4", "query": 3}
@@ -160,6 +161,34 @@ def test_rows_that_a_comparison_lacks_are_refused(tiny, flags, message, capsys):
     with pytest.raises(SystemExit):
         reproduce.command_line(["tiny", *flags])
     assert message in capsys.readouterr().err
+
+
+def test_rows_of_earlier_commands_stay_where_they_are_comparable(tiny, tiny_data, tmp_path, capsys):
+    out = tmp_path / "out"
+    one, other = (
+        ReproductionConfig("tiny", quick=True, methods=(name,), out=str(out), data_root=tiny_data)
+        for name in ("gaussian-exact", "softmax-cvi")
+    )
+    first = reproduce.main(one)
+    both = reproduce.main(other)
+    assert [row["method"] for row in both] == ["softmax-cvi", "gaussian-exact"] and both[1] == first[0]
+    assert json.loads((out / "results.json").read_text())["rows"] == both
+    assert all(f"| {row['method']} |" in (out / "table.md").read_text() for row in both)
+    with pytest.raises(ConfigError, match=r"rows of other conditions .episodes 0, now 3.; choose another --out"):
+        reproduce.main(replace(one, episodes=3))
+    stored = json.loads((out / "results.json").read_text())
+    (out / "results.json").write_text(json.dumps(stored | {"versions": stored["versions"] | {"jax": "0.1"}}))
+    with pytest.raises(ConfigError, match=r"jax 0.1, now"):
+        reproduce.main(one)
+    (out / "results.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"expected results of reproduce.py in"):
+        reproduce.main(one)
+
+
+def test_a_stopped_training_ends_the_command_with_a_failure(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(reproduce.meta_train, "main", lambda run: {"interrupted": 15})
+    assert reproduce.command_line(["tiny", "--out", str(tmp_path)]) == 130
+    assert "files written so far are complete" in capsys.readouterr().err
 
 
 def test_a_folder_of_other_runs_is_refused(tiny, tiny_data, tiny_run, tmp_path, capsys):

@@ -16,7 +16,9 @@ import tiny_omniglot
 
 from inference.outer import checkpoint
 from runners import meta_train, run_directory
+from runners.flags import parse
 from runners.interruption import Interrupted
+from runners.run_directory import RunError
 from runners.training import WALL_CLOCK, Training, dispatch_size
 
 RUNNER = Path(__file__).resolve().parents[1] / "runners" / "meta_train.py"
@@ -72,6 +74,16 @@ def rows(path):
     """All metrics but the clock's."""
     records = run_directory.load(path).read_metrics()
     return [{name: value for name, value in record.items() if name not in WALL_CLOCK} for record in records]
+
+
+def test_a_trained_run_without_checkpoints_is_not_begun_again(tiny_run, tiny_data, tmp_path):
+    path = tmp_path / "copy"
+    shutil.copytree(tiny_run.path, path)
+    shutil.rmtree(path / "checkpoints")
+    before = {file: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(RunError, match=r"was trained and has no checkpoints to go on from; test it with evaluate.py"):
+        meta_train.main(parse(["--resume", "--run-dir", str(path), "--data-root", tiny_data]))
+    assert {file: file.read_bytes() for file in path.iterdir()} == before
 
 
 def assert_identical(path, whole):

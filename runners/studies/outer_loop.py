@@ -7,7 +7,6 @@ milliseconds of a training step, and the memory that XLA reserves for it. Runs a
 one that was stopped goes on. Steps are timed anew each time: let nothing else run then.
 """
 
-import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 from inference.outer.svi import Trainer
 from runners import meta_train, optimisation, run_directory
 from runners.build import build_model
-from runners.configuration import RunConfig, resolve
+from runners.configuration import RunConfig, begun, resolve
 from runners.data import load_splits, with_queries
 from runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
 
@@ -36,8 +35,6 @@ def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row
     for mode, steps in cells:
         config = configuration(path, mode, steps, QUICK_EPISODES if quick else EPISODES, seed)
         row = trained(config)
-        if row is None:
-            return rows
         rows.append({"hypergradient": mode, "inner_steps": steps, **row, **cost(config)})
         write(path, rows, {"Hyper-gradients of the outer loop": _table(rows)}, quick=quick, seed=seed)
     _plot(rows, path / "outer-loop.png")
@@ -65,12 +62,12 @@ def configuration(path: Path, mode: str, steps: int, episodes: int, seed: int) -
     )
 
 
-def trained(config: RunConfig) -> Row | None:
-    """Test scores and the validation curve of one run, None if it was interrupted."""
+def trained(config: RunConfig) -> Row:
+    """Test scores and the validation curve of one run. Raises KeyboardInterrupt if it was stopped."""
     path = Path(config.run_dir or "")
-    result = meta_train.main(dataclasses.replace(resolve(config), resume=path.exists()))
+    result = meta_train.main(begun(resolve(config), path) if path.exists() else config)
     if "interrupted" in result:
-        return None
+        raise KeyboardInterrupt
     test = result["test"]["trained"]
     records = [record for record in run_directory.load(path).read_metrics() if "validation_nll" in record]
     return {

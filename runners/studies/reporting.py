@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol, runtime_checkable
 from runners.console import format_markdown, format_table
 from runners.flags import OneLineParser, whole_number
 from runners.launch import launch
-from runners.run_directory import replace_text
+from runners.replacing import replace_text
 
 Row = dict[str, Any]
 
