@@ -55,7 +55,7 @@ class FewShotClassifier:
         Raises ValueError for images of another shape or beyond [0, 1], for numbers of images and labels that differ,
         for missing labels and fewer than two classes; InferenceFailedError where the posterior is not finite.
         """
-        return _conditioned(self, key, embed(self.deep_kernel, images), np.asarray(labels))
+        return _conditioned(self, key, embed(self.deep_kernel, images), _checked(labels))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -104,8 +104,11 @@ class FittedClassifier:
         """The classifier with further labelled images, also of new classes; the old images are not needed again."""
         if not len(images) and not len(labels):
             return self
+        more, words = _checked(labels), "USO"
+        if (more.dtype.kind in words) != (self.labels.dtype.kind in words):
+            raise ValueError(f"expected labels like {self.labels[0]}, got {more[0]}; convert them, or fit all anew")
         features = np.concatenate([self.features, embed(self.classifier.deep_kernel, images)])
-        return _conditioned(self.classifier, self.key, features, np.concatenate([self.labels, np.asarray(labels)]))
+        return _conditioned(self.classifier, self.key, features, np.concatenate([self.labels, more]))
 
 
 def embed(deep_kernel: DeepKernel, images: Images) -> Float[np.ndarray, "N D"]:
@@ -148,13 +151,20 @@ def _padding(points: int, classes: int) -> tuple[int, int, Mask]:
     return most_points, most_classes, Mask(*map(jnp.asarray, real))
 
 
+def _checked(labels: Labels) -> np.ndarray:
+    """Labels as an array. Raises ValueError where one is missing: None, or NaN, which is not equal to itself."""
+    each = labels.ravel() if isinstance(labels, np.ndarray) else labels  # as an array of text NaN would be a word
+    missing = [label for label in each if label is None or label != label]
+    if missing:
+        raise ValueError(f"expected a label for every image, got {missing[0]}; leave images without a label out")
+    return np.asarray(labels)
+
+
 def _conditioned(
     model: FewShotClassifier, key: Key[Array, ""], features: np.ndarray, labels: np.ndarray
 ) -> FittedClassifier:
     if labels.ndim != 1 or len(labels) != len(features):
         raise ValueError(f"expected one label for each of the {len(features)} images, got labels of {labels.shape}")
-    if labels.dtype.kind == "f" and np.isnan(labels).any():
-        raise ValueError("expected a label for every image, got NaN; leave images without a label out")
     classes, y = np.unique(labels, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"expected images of at least two classes, got {len(classes)}; add labelled images of another")

@@ -198,8 +198,10 @@ def prior_mean(config: RunConfig) -> float | None:
 
 
 def default_run_dir(config: RunConfig) -> str:
-    """runs/<dataset>-<likelihood>-<inference>-<way>way-<shot>shot-<seed>."""
-    dataset = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in config.dataset)
+    """runs/<dataset>-<likelihood>-<inference>-<way>way-<shot>shot-<seed>; of a PATH its last part."""
+    kind, colon, path = config.dataset.partition(":")
+    named = f"{kind}-{Path(path).stem}" if colon else config.dataset
+    dataset = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in named)
     return f"runs/{dataset}-{config.likelihood}-{config.inference}-{config.way}way-{config.shot}shot-{config.seed}"
 
 

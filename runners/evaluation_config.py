@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from runners.data import EVALUATION_SEED
-from runners.flags import OneLineParser, check_output, count_or_auto, whole_number
+from runners.flags import OneLineParser, check_output, count_or_auto, dataset_name, whole_number
 from runners.overrides import ConfigError
 from tasks.corruptions import CORRUPTIONS, parse_corruption
 
@@ -76,7 +76,9 @@ def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
         allow_abbrev=False,
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a run")
-    parser.add_argument("--dataset", metavar="NAME", help="another data set with images of the same shape")
+    parser.add_argument(
+        "--dataset", type=dataset_name, metavar="NAME", help="another data set with images of the same shape"
+    )
     for name, letter, text in (
         ("episodes", "N", f"test tasks (default {TEST_EPISODES})"),
         ("way", "C", "classes of a task (default: as trained)"),

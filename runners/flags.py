@@ -66,7 +66,15 @@ def whole_number(text: str) -> int:
     """A whole number from 0. Raises ArgumentTypeError."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
+    if int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"expected a number below 2^63, got {text}")
     return int(text)
+
+
+def dataset_name(text: str) -> str:
+    """A data set's name, a PATH in it from the root: a run folder is used from other folders too."""
+    kind, colon, path = text.partition(":")
+    return f"{kind}:{Path(path).expanduser().absolute()}" if colon and path else text
 
 
 def count_or_auto(text: str) -> int:
@@ -89,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,  # so that flags given can be told from defaults when resuming
         allow_abbrev=False,
     )
-    parser.add_argument("--dataset", metavar="NAME", help=f"{', '.join(NAMES)} (default glyphs, built in)")
+    parser.add_argument(
+        "--dataset", type=dataset_name, metavar="NAME", help=f"{', '.join(NAMES)} (default glyphs, built in)"
+    )
     for kind, registry in REGISTRIES.items():
         default = RunConfig.__dataclass_fields__[kind].default
         parser.add_argument(f"--{kind}", metavar="NAME", help=f"{', '.join(registry)} (default {default})")
@@ -102,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--inner-steps", type=count_or_auto, metavar="n", help="inference steps in training")
     parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="e.g. inference.rho=0.5")
-    parser.add_argument("--seed", type=int, help="of the network, the tasks and the inference (default 0)")
+    parser.add_argument("--seed", type=whole_number, help="of the network, the tasks and the inference (default 0)")
     parser.add_argument("--run-dir", metavar="DIR", help="default runs/<dataset>-<likelihood>-...")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run folder")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")

@@ -30,12 +30,13 @@ from runners.flags import OneLineParser, check_output, positive, whole_number
 from runners.launch import launch
 from runners.replacing import replace_text
 from runners.shape_temperature import Temperatures
-from tasks import preparation
+from tasks import DataError, preparation
 from tasks.embeddings import load_features
 from tasks.images import Images, load_labelled, load_unlabelled
 
 SHOWN = 20  # rows of the table; --csv has them all
 DRAWS = 8192  # of every expectation: two seeds then agree to half a percent, and one task takes no longer
+FEWEST_DRAWS, MOST_NUMBERS = 256, 40_000_000  # of large tasks: 160 MB of logits at once
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     check_output("--csv", config.csv)
     model = load_run(config.run_dir)
     support, query = _load(config, model)
-    model, temperatures = model.with_draws(DRAWS), _temperatures(model, support, config)
+    model, temperatures = model.with_draws(_draws(support.labels)), _temperatures(model, support, config)
     classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, *temperatures)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
     probabilities = fitted.predict_proba(query.pixels)
@@ -71,6 +72,14 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     return {**found, "temperature": temperature}
 
 
+def _draws(labels: Sequence[str]) -> int:
+    """DRAWS, or half as often as needed for the logits of all labelled images to fit into MOST_NUMBERS."""
+    draws, numbers = DRAWS, len(labels) * len(set(labels))
+    while draws > FEWEST_DRAWS and draws * numbers > MOST_NUMBERS:
+        draws //= 2
+    return draws
+
+
 def _temperatures(model: Model, support: Images, config: PredictionConfig) -> Temperatures:
     """The temperature that was given, else those for as many classes and images a class, on average."""
     if config.temperature is not None:
@@ -80,15 +89,19 @@ def _temperatures(model: Model, support: Images, config: PredictionConfig) -> Te
 
 
 def _load(config: PredictionConfig, model: Model) -> tuple[Images, Images]:
-    """Support and queries: pictures, prepared as the run's own were, or features."""
+    """Support and queries: pictures, prepared as the run's own were, or features. Raises DataError for one class."""
     shape = model.deep_kernel.backbone.image_shape
     if holds_features(shape):
         width = shape[2]
         support = load_features(config.support, width, labelled=True)
-        return support, _joined([load_features(path, width, labelled=False) for path in config.query])
-    prepare = preparation(model.config.dataset)
-    support = load_labelled(config.support, shape, prepare)
-    return support, _joined([load_unlabelled(path, shape, prepare) for path in config.query])
+        queries = [load_features(path, width, labelled=False) for path in config.query]
+    else:
+        prepare = preparation(model.config.dataset)
+        support = load_labelled(config.support, shape, prepare)
+        queries = [load_unlabelled(path, shape, prepare) for path in config.query]
+    if len(set(support.labels)) < 2:
+        raise DataError(f"expected labels of two classes or more in {config.support}, got only {support.labels[0]!r}")
+    return support, _joined(queries)
 
 
 def _joined(parts: Sequence[Images]) -> Images:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from tasks.episodes import Splits
-from tasks.files import DAMAGE, DataError
-from tasks.images import Images, image_files, prepared_files, subfolders, tell_left_out, whole
+from tasks.files import DataError
+from tasks.images import Images, image_files, opened, prepared_files, subfolders, tell_left_out, whole
 from tasks.photographs import SPLITS, cached, divide
 
 SIZE, FEWEST = 84, 10
@@ -51,7 +51,15 @@ def _class_folders(folder: Path) -> list[tuple[int, Path]]:
     if not folder.is_dir():
         raise DataError(f"expected a folder with a subfolder of images for each class, got {folder}, which is none")
     if all((folder / part).is_dir() for part in SPLITS):
-        return [(number, path) for number, part in enumerate(SPLITS) for path in subfolders(folder / part)]
+        given = [(number, path) for number, part in enumerate(SPLITS) for path in subfolders(folder / part)]
+        names = [path.name for _, path in given]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise DataError(
+                f"expected other classes in each of {', '.join(SPLITS)} in {folder}, got {twice[0]} in two: "
+                "a model is tested on classes that it was not trained on; put all classes into one folder"
+            )
+        return given
     found = subfolders(folder)
     if len(found) < FEWEST:
         raise DataError(
@@ -62,10 +70,5 @@ def _class_folders(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _is_grey(file: Path) -> bool:
-    from PIL import Image
-
-    try:
-        with Image.open(file) as picture:
-            return picture.mode in ("1", "L", "I", "F", "I;16", "LA")
-    except DAMAGE as error:
-        raise DataError(f"expected an image in {file}, got one that cannot be read ({error})") from error
+    with opened(file, file) as picture:
+        return picture.mode in ("1", "L", "I", "F", "LA") or picture.mode.startswith("I;16")

@@ -5,8 +5,12 @@ that a model was trained on, as the images of its data set were: a `Prepare` doe
 Colour images in an .npz file that have this very shape are taken to be prepared.
 """
 
+import io
+import os
+import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 SYSTEM = ("Thumbs.db", "desktop.ini", "__MACOSX")  # files and folders of systems that do not begin with a dot
+DAMAGED_PICTURE = (struct.error, TypeError, OverflowError)  # what Pillow also raises for numbers of a wrong type
+ORIENTATION = 0x0112  # the Exif tag
 MOST_NAMED = 3  # files left out that are named
 Shape = tuple[int, int, int]
 Prepare = Callable[["Image", Shape], np.ndarray]  # a picture as bytes [H, W, Ch] of that shape
@@ -40,9 +46,9 @@ def load_labelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
     path = Path(path)
     if path.suffix == ".npz":
         arrays = read_arrays(path, ("images", "labels"))
-        if len(arrays["labels"]) != len(arrays["images"]):
-            counts = f"{len(arrays['images'])} images and {len(arrays['labels'])} labels"
-            raise DataError(f"expected one label for every image in {path}, got {counts}")
+        if arrays["labels"].shape != arrays["images"].shape[:1]:
+            shapes = f"images of shape {arrays['images'].shape} and labels of {arrays['labels'].shape}"
+            raise DataError(f"expected one label for every image in {path}, got {shapes}")
         return _from_array(path, arrays["images"], [str(label) for label in arrays["labels"]], shape, prepare)
     files = [(file, folder.name) for folder in subfolders(path) for file in _images_of_a_class(folder)]
     classes = sorted({label for _, label in files})
@@ -128,17 +134,41 @@ def picture_of(image: np.ndarray) -> "Image":
     return _on_paper(Image.fromarray(image.squeeze(-1) if image.ndim == 3 and image.shape[-1] == 1 else image))
 
 
-def _read_picture(file: Path) -> "Image":
-    """A picture the way up that a camera says it was taken."""
-    from PIL import Image, ImageOps
+@contextmanager
+def opened(content: Path | io.BytesIO, name: str | Path) -> Iterator["Image"]:
+    """A picture to work with. Raises DataError, which says its name, for one that cannot be read or is too large."""
+    from PIL import Image
 
     try:
-        with Image.open(file) as opened:
-            return _on_paper(_eight_bits(ImageOps.exif_transpose(opened), file))
+        with Image.open(content) as picture:
+            yield picture
     except DataError:
         raise
-    except (*DAMAGE, Image.DecompressionBombError) as error:
-        raise DataError(f"expected an image in {file}, got one that cannot be read ({error})") from error
+    except (*DAMAGE, *DAMAGED_PICTURE, Image.DecompressionBombError) as error:
+        raise DataError(f"expected an image in {name}, got one that cannot be read ({error})") from error
+
+
+def _read_picture(file: Path) -> "Image":
+    """A picture the way up that a camera says it was taken."""
+    with opened(file, file) as picture:
+        return _on_paper(_eight_bits(_upright(picture), file))
+
+
+def _upright(picture: "Image") -> "Image":
+    """Turned as its Exif orientation says; Pillow's own way writes all other tags again, which may be damaged."""
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    turn = turns.get(picture.getexif().get(ORIENTATION, 1))
+    return picture.copy() if turn is None else picture.transpose(turn)
 
 
 def _eight_bits(picture: "Image", file: Path) -> "Image":
@@ -173,7 +203,7 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
             return {name: file[name] for name in names}
     except DataError:
         raise
-    except DAMAGE as error:
+    except (*DAMAGE, TypeError) as error:  # the last: an .npy file under another name
         raise DataError(f"expected an .npz file at {path}, got one that cannot be read ({error})") from error
 
 
@@ -203,8 +233,17 @@ def image_files(path: Path) -> list[Path]:
 
 def _visible_files(path: Path) -> list[Path]:
     _check_folder(path)
-    files = (entry for entry in path.rglob("*") if entry.is_file())
-    return sorted(file for file in files if not any(map(_is_hidden, file.relative_to(path).parts)))
+    found: list[Path] = []
+    for name, folders, files in os.walk(path, followlinks=True):
+        folder = Path(name)
+        folders[:] = [one for one in folders if not _is_hidden(one) and not _leads_back(folder / one)]
+        found += [folder / one for one in files if not _is_hidden(one)]
+    return sorted(file for file in found if file.is_file() or file.is_symlink())
+
+
+def _leads_back(folder: Path) -> bool:
+    """Of a link to a folder that it is in."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _is_hidden(name: str) -> bool:

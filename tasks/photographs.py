@@ -17,8 +17,8 @@ import numpy as np
 from jaxtyping import Integer, UInt8
 
 from tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from tasks.files import DAMAGE, DataError, cache_folder, read_npz, write_npz
-from tasks.images import SUFFIXES, image_files
+from tasks.files import DataError, cache_folder, read_npz, write_npz
+from tasks.images import SUFFIXES, image_files, opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,13 +71,8 @@ def decode(content: Path | bytes, side: int, crop: Crop, name: str) -> np.ndarra
     Raises:
         DataError: it cannot be read; `name` says which it was.
     """
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as picture:
-            return crop(picture, side)
-    except DAMAGE as error:
-        raise DataError(f"expected an image in {name}, got one that cannot be read ({error})") from error
+    with opened(io.BytesIO(content) if isinstance(content, bytes) else content, name) as picture:
+        return crop(picture, side)
 
 
 def decode_all(

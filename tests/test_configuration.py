@@ -16,7 +16,7 @@ from models import LIKELIHOODS
 from models.expectations import Exact, MonteCarlo
 from runners import automatic, build, optimisation
 from runners.configuration import REGISTRIES, RunConfig, TrainerSettings, override_targets, resolve
-from runners.flags import parse
+from runners.flags import dataset_name, parse
 from runners.overrides import ConfigError, Override, converted, parse_override
 
 CVI_SETTINGS = ", ".join(f"inference.{setting.name}" for setting in Override.of(inference.INFERENCE["cvi"]))
@@ -103,7 +103,8 @@ def test_unknown_names_list_the_known_ones(kind):
         (["--episodes", "0"], "argument --episodes: expected a whole number from 1, or auto, got '0'; try --help"),
         (["--query", "-3"], "argument --query: expected a whole number from 1, or auto, got '-3'; try --help"),
         (["--tasks-per-step", "0"], "--tasks-per-step must be at least 1, got 0"),
-        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--seed", "-1"], "argument --seed: expected a whole number from 0, got '-1'; try --help"),
+        (["--seed", str(2**63)], "argument --seed: expected a number below 2^63, got 9223372036854775808; try --help"),
         (["--set", "rho=1"], "expected --set group.name=value, got 'rho=1'; e.g. --set inference.rho=0.5"),
         (
             ["--set", "foo.rho=1"],
@@ -201,3 +202,11 @@ def test_the_cosine_schedule_ends_at_zero_after_the_last_step():
         sizes.append(-float(updates["w"]))
     assert sizes == sorted(sizes, reverse=True) and sizes[3] > 0
     assert sizes[4] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_path_of_images_is_kept_from_the_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert dataset_name("folder-28:letters/mine") == f"folder-28:{tmp_path / 'letters' / 'mine'}"
+    assert dataset_name("flowers102-32") == "flowers102-32" and dataset_name("folder:") == "folder:"
+    config = resolve(RunConfig(dataset=dataset_name("folder-28:letters/mine.1")))
+    assert config.run_dir == "runs/folder-28-mine-softmax-cvi-5way-1shot-0"

@@ -4,7 +4,9 @@ import os
 import signal
 import sys
 
-from runners import compilation_cache, processor
+import pytest
+
+from runners import compilation_cache, meta_train, processor
 from runners.launch import launch
 
 
@@ -16,6 +18,31 @@ def test_a_reader_that_has_had_enough_ends_the_program_quietly(monkeypatch):
     with open(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
         assert launch(lambda _: "a table", print, []) == 128 + signal.SIGPIPE
+        monkeypatch.undo()
+
+
+def test_a_disk_that_cannot_be_written_to_is_one_line(monkeypatch, capsys):
+    for module, name in ((compilation_cache, "enable"), (processor, "tune")):
+        monkeypatch.setattr(module, name, lambda: None)
+
+    def write(_):
+        raise PermissionError(13, "Permission denied", "table.md")
+
+    with pytest.raises(SystemExit) as exit_info:
+        launch(lambda _: "a table", write, [])
+    assert exit_info.value.code == 2
+    assert capsys.readouterr().err == "error: [Errno 13] Permission denied: 'table.md'\n"
+
+
+def test_training_for_a_reader_that_has_had_enough_ends_quietly(monkeypatch):
+    for module, name in ((compilation_cache, "enable"), (processor, "tune")):
+        monkeypatch.setattr(module, name, lambda: None)
+    monkeypatch.setattr(meta_train, "main", lambda _: print("a line", flush=True))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert meta_train.command_line(["--episodes", "1"]) == 128 + signal.SIGPIPE
         monkeypatch.undo()
 
 

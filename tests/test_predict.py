@@ -1,6 +1,7 @@
 """FewShotClassifier and predict.py: folders and files of images in, probabilities out, and what they refuse."""
 
 import csv
+import struct
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,9 +27,9 @@ from runners.build import load_run
 from runners.configuration import RunConfig
 from runners.data import load_splits
 from runners.overrides import ConfigError
-from tasks import DataError, preparation, sample_task
+from tasks import DataError, photographs, preparation, sample_task
 from tasks.images import load_labelled, load_unlabelled, picture_of, whole
-from tasks.photographs import SPLITS
+from tasks.photographs import SPLITS, centre_square
 
 SHAPE = (16, 16, 1)
 
@@ -212,8 +213,15 @@ def test_tasks_that_make_no_sense_are_refused(classifier, unequal):
     images, labels = unequal
     with pytest.raises(ValueError, match="at least two classes, got 0"):
         classifier.fit(jax.random.key(0), images[:0], [])
-    with pytest.raises(ValueError, match="expected a label for every image, got NaN"):
-        classifier.fit(jax.random.key(0), images, [0.0, 1.0, 1.0, np.nan, 0.0, 0.0])
+    time = np.array(["2026-01-01", "NaT"] * 3, "datetime64[D]")
+    for missing in ([0.0, 1.0, 1.0, np.nan, 0.0, 0.0], ["a", "b", None] * 2, ["a", "b", np.nan] * 2, time):
+        for given in (missing, np.array(missing, object), np.asarray(missing) if missing is time else missing):
+            with pytest.raises(ValueError, match=r"expected a label for every image, got (nan|None|NaT); leave"):
+                classifier.fit(jax.random.key(0), images, given)
+    numbered = classifier.fit(jax.random.key(0), images, [1, 2, 1, 2, 1, 2])
+    with pytest.raises(ValueError, match="expected labels like 1, got ash; convert them"):
+        numbered.add(images[:1], ["ash"])
+    assert list(numbered.add(images[:1], [3]).classes) == [1, 2, 3]
     with pytest.raises(ValueError, match="expected one label for each of the 6 images"):
         classifier.fit(jax.random.key(0), images, labels[:-1])
     with pytest.raises(ValueError, match="expected images of at least two classes, got 1"):
@@ -257,6 +265,64 @@ def test_photographs_are_the_right_way_up(tmp_path):
         load_unlabelled(tmp_path / name, (16, 16, 3), whole).pixels for name in ("turned.png", "upright.png")
     )
     np.testing.assert_array_equal(turned, upright)
+
+
+def test_a_damaged_tag_beside_the_orientation_costs_no_picture(tmp_path):
+    pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
+    tags = b"II*\0\x08\0\0\0\x02\0" + b"\x12\x01\x03\0\x01\0\0\0\x03\0\0\0"  # turned half
+    tags += b"\x1a\x01\x02\0\x04\0\0\0abc\0" + b"\0\0\0\0"  # a resolution that is a word
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=b"Exif\0\0" + tags)
+    read = load_unlabelled(tmp_path / "a.png", (16, 16, 3), whole).pixels[0]
+    np.testing.assert_array_equal(read, np.rot90(pixels, 2))
+
+
+@pytest.mark.parametrize("error", [Image.DecompressionBombError, TypeError, OverflowError, struct.error])
+def test_whatever_reading_a_picture_raises_is_one_line(error, tmp_path, monkeypatch):
+    def refuse(*_):
+        raise error("no picture")
+
+    save_picture = tmp_path / "a.png"
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(save_picture)
+    monkeypatch.setattr(Image, "open", refuse)
+    for read in (
+        lambda: load_unlabelled(save_picture, SHAPE, whole),
+        lambda: photographs.decode(save_picture, 16, centre_square, "a.png"),
+    ):
+        with pytest.raises(
+            DataError, match=r"expected an image in .*a.png, got one that cannot be read \(no picture\)"
+        ):
+            read()
+
+
+def test_linked_folders_are_read_and_dangling_links_named(tmp_path):
+    held, asked = tmp_path / "held", tmp_path / "asked"
+    held.mkdir()
+    asked.mkdir()
+    Image.fromarray(np.zeros((16, 16), np.uint8)).save(held / "a.png")
+    (asked / "link").symlink_to(held)
+    (asked / "round").symlink_to(asked)
+    assert load_unlabelled(asked, SHAPE, whole).names == [str(asked / "link" / "a.png")]
+    (asked / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    with pytest.raises(DataError, match=r"expected an image in .*gone.png"):
+        load_unlabelled(asked, SHAPE, whole)
+
+
+def test_large_tasks_take_fewer_draws_and_no_more_memory():
+    assert predict._draws(["a", "b"]) == predict._draws([*"abcde"] * 5) == predict.DRAWS
+    for classes, shots in ((50, 5), (100, 20), (300, 5)):
+        labels = [str(label) for label in range(classes)] * shots
+        draws = predict._draws(labels)
+        assert predict.FEWEST_DRAWS <= draws < predict.DRAWS and predict.DRAWS % draws == 0
+        assert draws == predict.FEWEST_DRAWS or draws * classes * len(labels) <= predict.MOST_NUMBERS
+
+
+def test_one_class_is_no_task_whatever_holds_it(tiny_run, tmp_path, capsys):
+    np.savez(tmp_path / "one.npz", images=np.zeros((2, 16, 16), np.uint8), labels=["a", "a"])
+    with pytest.raises(SystemExit):
+        predict.command_line(
+            [str(tiny_run.path), "--support", str(tmp_path / "one.npz"), "--query", str(tmp_path / "one.npz")]
+        )
+    assert "expected labels of two classes or more in" in capsys.readouterr().err
 
 
 def test_grey_pictures_of_more_bits_are_scaled_and_not_cut_off(tmp_path):
@@ -439,13 +505,18 @@ def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys)
     empty.mkdir()
     np.savez(tmp_path / "nan.npz", images=np.full((2, 4, 4), np.nan))
     np.savez(tmp_path / "long.npz", images=np.zeros((2, 4, 4), np.uint8), labels=["a"])
+    np.savez(tmp_path / "single.npz", images=np.zeros((2, 4, 4), np.uint8), labels="a")
+    with (tmp_path / "array.npz").open("wb") as file:
+        np.save(file, np.zeros(3))
     np.savez(tmp_path / "channels.npz", images=np.zeros((2, 3, 5, 5), np.uint8))
     cases = [
         (load_labelled, tmp_path / "nothing", "got .*nothing, which does not exist"),
         (load_labelled, tmp_path / "nan.npz" / "x", "got .*x, which does not exist"),
         (load_labelled, empty, "a subfolder of images for each of two classes or more in .*empty, got no subfolder"),
         (load_labelled, tmp_path / "nan.npz", "expected the arrays images, labels in .*, got images"),
-        (load_labelled, tmp_path / "long.npz", "got 2 images and 1 labels"),
+        (load_labelled, tmp_path / "long.npz", r"got images of shape \(2, 4, 4\) and labels of \(1,\)"),
+        (load_labelled, tmp_path / "single.npz", r"and labels of \(\)"),
+        (load_unlabelled, tmp_path / "array.npz", "expected an .npz file at .*array.npz, got one that cannot be read"),
         (load_unlabelled, empty, "expected images .* got none"),
         (load_unlabelled, tmp_path / "nan.npz", r"expected numbers within \[0, 1\]"),
         (load_unlabelled, tmp_path / "channels.npz", "expected 1, 3 or 4 channels last"),

@@ -355,6 +355,12 @@ def test_a_folder_may_hold_its_own_splits_and_grey_images(tmp_path):
 
 def test_folders_that_cannot_be_used_are_refused(tmp_path):
     refused(f"folder:{tmp_path / 'nowhere'}", None, "nowhere", "subfolder of images for each class")
+    for split in SPLITS:
+        for name in ("a", split):
+            save(tmp_path / ".same" / split / name / "0.png", 0)
+    refused(
+        f"folder:{tmp_path / '.same'}", None, "expected other classes in each of train, validation, test", "got a in"
+    )
     for k in range(10):
         refused(f"folder:{tmp_path}", None, "expected 10 class folders or more", f"got {k}", "train, validation, test")
         save(tmp_path / f"{k}" / "0.png", k)
