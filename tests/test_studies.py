@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+from runners import run_directory
 from runners.configuration import RunConfig, resolve
+from runners.overrides import ConfigError
 from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop, reporting
 
 
@@ -133,3 +135,10 @@ def test_the_outer_loop_study(tmp_path):
     memory = {(row["hypergradient"], row["inner_steps"]): row["step_MB"] for row in rows}
     assert memory["unroll", 10] > memory["sites", 10]
     assert jnp.isfinite(jnp.array([row["nll"] for row in rows])).all()
+
+
+def test_the_outer_loop_study_goes_on_with_runs_of_its_own_seed_alone(tmp_path):
+    begun, asked = (outer_loop.configuration(tmp_path, "sites", 1, 40, seed) for seed in (0, 1))
+    run_directory.create(tmp_path / "sites-1", resolve(begun).to_json())
+    with pytest.raises(ConfigError, match=r"sites-1 was trained with seed 0, got 1; choose another --out"):
+        outer_loop.trained(asked)
