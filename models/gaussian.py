@@ -6,10 +6,13 @@ singular K (more points than features, duplicated images) needs no jitter. Shape
 R columns of the root.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Key
 
@@ -56,27 +59,55 @@ class Sites(NamedTuple):
 
     def condition(self, prior: "GaussianPrior") -> "GaussianPosterior":
         """Exact posterior of N(a, K) times the sites (G1-G5)."""
-        factor = _factorise(prior, self)
-        mean = prior.mean + factor.deviation
-        alpha = self.shift - self.precision * mean
-        trace = jnp.sum(self.precision * factor.variance)
-        kl = 0.5 * (factor.log_determinant - trace + jnp.sum(factor.deviation * alpha))
-        return GaussianPosterior(mean, factor.variance, alpha, factor.weight, factor.inverse, kl)
+        weight, inverse, determinant = class_factors(prior, self.precision)
+        alpha = self._alpha(prior, weight, partial(_solve_by_inverse, inverse))
+        deviation = apply_covariance(prior.covariance, alpha)
+        whitened = inverse @ (weight[:, :, None] * prior.covariance)
+        variance = jnp.maximum(prior_marginals(prior).variance - jnp.sum(whitened**2, axis=-2), 0.0)
+        trace = jnp.sum(1 - jnp.sum(inverse**2, axis=-2))  # sum_n W_n V_nn = tr(I - B^-1)
+        kl = 0.5 * (determinant - trace + jnp.sum(deviation * alpha))
+        return GaussianPosterior(prior.mean + deviation, variance, alpha, weight, inverse, kl)
 
     def log_normaliser(self, prior: "GaussianPrior") -> Float[Array, ""]:
-        """log Z = log of the integral of N(f | a, K) times the sites (G6)."""
-        factor = _factorise(prior, self)
+        """log Z = log of the integral of N(f | a, K) times the sites (G6); its derivatives are in closed form."""
+        return closed_log_normaliser(prior.covariance, prior.mean, self)
+
+    def evidence(self, prior: "GaussianPrior") -> "Evidence":
+        """log Z and its derivatives."""
+        weight, inverse, determinant = class_factors(prior, self.precision)
+        alpha = self._alpha(prior, weight, partial(_solve_by_inverse, inverse))
+        deviation = apply_covariance(prior.covariance, alpha)
         residual = self.shift - self.precision * prior.mean
-        at_mean = jnp.sum(self.shift * prior.mean) - 0.5 * jnp.sum(self.precision * prior.mean**2)
-        return at_mean + 0.5 * jnp.sum(residual * factor.deviation) - 0.5 * factor.log_determinant
+        value = 0.5 * jnp.sum((self.shift + residual) * prior.mean + residual * deviation) - 0.5 * determinant
+
+        def class_blocks() -> Array:
+            scaled = inverse * weight[:, None]
+            return jnp.swapaxes(scaled, 1, 2) @ scaled
+
+        def slope(change: "Sites") -> Array:
+            whitened = inverse @ (weight[:, :, None] * prior.covariance)
+            variance = prior_marginals(prior).variance - jnp.sum(whitened**2, axis=-2)
+            mean = prior.mean + deviation
+            return jnp.sum(change.shift * mean) - 0.5 * jnp.sum(change.precision * (variance + mean**2))
+
+        return Evidence(value, alpha, class_blocks, slope)
 
     def deviation(self, prior: "GaussianPrior") -> Float[Array, "C N"]:
         """Posterior mean less prior mean, V (h - W a), without the variances: one Cholesky factor and its solves."""
         weight, cholesky = class_cholesky(prior, self.precision)
+        return apply_covariance(prior.covariance, self._alpha(prior, weight, partial(cholesky_solve, cholesky)))
+
+    def _alpha(self, prior: "GaussianPrior", weight: Array, inverse_times: Callable[[Array], Array]) -> Array:
+        """K^-1 (m - a) = (I + W K)^-1 r with r = h - W a, from products with B^-1 (G4).
+
+        r - W^1/2 B^-1 W^1/2 K r loses its digits where W K >> 1 (as does h - W m), and W^1/2 B^-1 W^-1/2 r where
+        W K << 1. Both are linear in r, so each point takes its own.
+        """
         residual = self.shift - self.precision * prior.mean
-        scaled = weight * apply_covariance(prior.covariance, residual)
-        solved = cholesky_solve(cholesky, scaled[..., None])[..., 0]
-        return apply_covariance(prior.covariance, residual - weight * solved)
+        strong = self.precision * prior_marginals(prior).variance > 1
+        weak = jnp.where(strong, 0.0, residual)
+        scaled = jnp.where(strong, residual / jnp.where(strong, weight, 1.0), 0.0)
+        return weak + weight * inverse_times(scaled - weight * apply_covariance(prior.covariance, weak))
 
 
 @runtime_checkable
@@ -213,7 +244,8 @@ def draw(key: Key[Array, ""], prior: GaussianPrior, sites: AnySites, root: Float
 @highest_precision
 def covariance(prior: GaussianPrior, sites: Sites) -> Float[Array, "C N N"]:
     """Full posterior covariance V of every class (G2)."""
-    whitened = _factorise(prior, sites).whitened
+    weight, inverse, _ = class_factors(prior, sites.precision)
+    whitened = inverse @ (weight[:, :, None] * prior.covariance)
     return prior.covariance - jnp.swapaxes(whitened, -1, -2) @ whitened
 
 
@@ -256,24 +288,49 @@ def with_root(prior: GaussianPrior) -> GaussianPrior:
     return prior._replace(root=root_of(prior))
 
 
-class _Factor(NamedTuple):
-    weight: Array  # W^1/2 [C, N]
-    inverse: Array  # R^-1 [C, N, N]
-    whitened: Array  # R^-1 W^1/2 K [C, N, N]
-    variance: Array  # diag V [C, N]
-    deviation: Array  # V (h - W a) = m - a [C, N]
-    log_determinant: Array  # log|B|, summed over classes
+def _solve_by_inverse(inverse: Array, right: Array) -> Array:
+    """B^-1 right [C, N] from R^-1."""
+    return jnp.einsum("cij,ci->cj", inverse, jnp.einsum("cij,cj->ci", inverse, right))
 
 
-def _factorise(prior: GaussianPrior, sites: Sites) -> _Factor:
-    """B = I + W^1/2 K W^1/2 = R R^T (G1) and what follows from one factorisation."""
-    weight, inverse, determinant = class_factors(prior, sites.precision)
-    whitened = inverse @ (weight[:, :, None] * prior.covariance)
-    variance = prior_marginals(prior).variance - jnp.sum(whitened**2, axis=-2)
-    residual = sites.shift - sites.precision * prior.mean
-    correction = jnp.einsum("cij,ci->cj", whitened, jnp.einsum("cij,cj->ci", whitened, residual))
-    deviation = apply_covariance(prior.covariance, residual) - correction
-    return _Factor(weight, inverse, whitened, jnp.maximum(variance, 0.0), deviation, determinant)
+class Evidence(NamedTuple):
+    """log Z (G6), alpha [C, N], and on request what its other derivatives take (O13).
+
+    class_blocks() is the block [C, N, N] of each class of F = (K + L^-1)^-1; slope(change) is the derivative of log Z
+    along a change of the sites.
+    """
+
+    value: Float[Array, ""]
+    alpha: Float[Array, "C N"]
+    class_blocks: Callable[[], Array]
+    slope: Callable[[Any], Array]
+
+
+@jax.custom_jvp
+def closed_log_normaliser(covariance: Array, mean: Array, sites: Any) -> Array:
+    """log Z (G6) of sites that have an `evidence`."""
+    return sites.evidence(GaussianPrior(mean, covariance)).value
+
+
+@partial(closed_log_normaliser.defjvp, symbolic_zeros=True)
+@highest_precision
+def _closed_log_normaliser_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    """(O13): only what has a tangent is differentiated, so that fixed sites cost nothing."""
+    (covariance, mean, sites), (covariance_change, mean_change, change) = primals, tangents
+    found = sites.evidence(GaussianPrior(mean, covariance))
+    slope = jnp.zeros_like(found.value)
+    if not _is_zero(covariance_change):
+        outer = found.alpha[:, :, None] * found.alpha[:, None] - found.class_blocks()
+        slope += 0.5 * jnp.sum(outer * covariance_change)
+    if not _is_zero(mean_change):
+        slope += jnp.sum(found.alpha * mean_change)
+    if not all(_is_zero(leaf) for leaf in change):
+        slope += found.slope(type(sites)(*(jnp.zeros(x.shape, x.dtype) if _is_zero(x) else x for x in change)))
+    return found.value, slope
+
+
+def _is_zero(tangent: object) -> bool:
+    return isinstance(tangent, SymbolicZero)
 
 
 def class_factors(prior: GaussianPrior, precision: Array) -> tuple[Array, Array, Array]:
@@ -320,8 +377,9 @@ def _scaled(prior: GaussianPrior, precision: Array) -> tuple[Array, Array]:
 
 
 def cholesky_solve(cholesky: Array, right: Array) -> Array:
-    """B^-1 right, for every class, from R = chol(B)."""
-    return solve_triangular(cholesky, _solve(cholesky, right), lower=True, trans=1)
+    """B^-1 right [C, N] from R = chol(B)."""
+    forward = solve_triangular(cholesky, right[..., None], lower=True)
+    return solve_triangular(cholesky, forward, lower=True, trans=1)[..., 0]
 
 
 def log_determinant(cholesky: Array) -> Array:
@@ -337,10 +395,6 @@ def apply_covariance(covariance: Array, values: Array) -> Array:
 def _diagonal_blocks(values: Array) -> Array:
     """A diagonal matrix [C, C] for every point of values [C, N]."""
     return values.T[:, :, None] * jnp.eye(values.shape[0], dtype=values.dtype)
-
-
-def _solve(cholesky: Array, right: Array) -> Array:
-    return solve_triangular(cholesky, right, lower=True)
 
 
 def square_root(precision: Float[Array, "*s"]) -> Float[Array, "*s"]:

@@ -1,19 +1,18 @@
 """Star sites: class differences around one class of every point, as one-vs-each has them, in O(C N^3): (O5)-(O8)."""
 
-import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Bool, Float, Key
 
 from models.block_gaussian import BlockAlgebra, BlockPosterior, ClassReduction
 from models.gaussian import (
+    Evidence,
     GaussianPrior,
     Marginals,
     class_factors,
-    highest_precision,
+    closed_log_normaliser,
     prior_marginals,
     square_root,
 )
@@ -71,7 +70,24 @@ class StarSites(_StarFields, BlockAlgebra):
 
     def log_normaliser(self, prior: GaussianPrior) -> Float[Array, ""]:
         """log Z (G6); its derivatives are in closed form (O13), products of matrices without one more solve."""
-        return _log_normaliser(prior.covariance, prior.mean, self)
+        return closed_log_normaliser(prior.covariance, prior.mean, self)
+
+    def evidence(self, prior: GaussianPrior) -> Evidence:
+        """log Z and its derivatives."""
+        reduction = self._reduce(prior)
+        alpha, deviation = self._alpha(prior, reduction)
+        residual = self.shift - self.times(prior.mean)
+        at_mean = 0.5 * jnp.sum((self.shift + residual) * prior.mean)
+        value = at_mean + 0.5 * jnp.sum(residual * deviation) - 0.5 * reduction.log_determinant
+
+        def slope(change: StarSites) -> Array:
+            """E_q of the change of sum_n log t_n: m . dh - 1/2 sum_n tr(dL_n (V_nn + m_n m_n^T))."""
+            blocks = jax.jvp(lambda moved: moved.blocks(), (self,), (change,))[1]
+            m = prior.mean + deviation
+            squares = _covariance_blocks(prior, reduction) + m.T[:, :, None] * m.T[:, None]
+            return jnp.sum(change.shift * m) - 0.5 * jnp.sum(blocks * squares)
+
+        return Evidence(value, alpha, reduction.class_blocks, slope)
 
     def _reduce(self, prior: GaussianPrior) -> CentredReduction:
         """L = D + U_- U_-^T - U_+ U_+^T with D diagonal and U_+, U_- diagonal in every class (O5)."""
@@ -99,42 +115,3 @@ class StarSites(_StarFields, BlockAlgebra):
 def _covariance_blocks(prior: GaussianPrior, reduction: CentredReduction) -> Array:
     """V_nn = K_nn - k_n F k_n^T [N, C, C] (B1)."""
     return prior_marginals(prior).covariance_blocks() - reduction.explained_here()
-
-
-@jax.custom_jvp
-def _log_normaliser(covariance: Array, mean: Array, sites: StarSites) -> Array:
-    """log Z (G6)."""
-    return BlockAlgebra.log_normaliser(sites, GaussianPrior(mean, covariance))
-
-
-@functools.partial(_log_normaliser.defjvp, symbolic_zeros=True)
-@highest_precision
-def _log_normaliser_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    """(O13): only what has a tangent is differentiated, so that fixed sites cost nothing."""
-    (covariance, mean, sites), (covariance_change, mean_change, change) = primals, tangents
-    prior = GaussianPrior(mean, covariance)
-    reduction = sites._reduce(prior)
-    alpha, deviation = sites._alpha(prior, reduction)
-    residual = sites.shift - sites.times(mean)
-    value = 0.5 * jnp.sum((sites.shift + residual) * mean + residual * deviation) - 0.5 * reduction.log_determinant
-    slope = jnp.zeros_like(value)
-    if not _is_zero(covariance_change):
-        outer = alpha[:, :, None] * alpha[:, None] - reduction.class_blocks()
-        slope += 0.5 * jnp.sum(outer * covariance_change)
-    if not _is_zero(mean_change):
-        slope += jnp.sum(alpha * mean_change)
-    if not all(_is_zero(leaf) for leaf in change):
-        slope += _site_slope(prior, sites, reduction, mean + deviation, change)
-    return value, slope
-
-
-def _site_slope(prior: GaussianPrior, sites: StarSites, reduction: CentredReduction, m: Array, change: tuple) -> Array:
-    """E_q of the change of sum_n log t_n: m . dh - 1/2 sum_n tr(dL_n (V_nn + m_n m_n^T))."""
-    change = StarSites(*(jnp.zeros(leaf.shape, leaf.dtype) if _is_zero(leaf) else leaf for leaf in change))
-    blocks = jax.jvp(lambda moved: moved.blocks(), (sites,), (change,))[1]
-    squares = _covariance_blocks(prior, reduction) + m.T[:, :, None] * m.T[:, None]
-    return jnp.sum(change.shift * m) - 0.5 * jnp.sum(blocks * squares)
-
-
-def _is_zero(tangent: object) -> bool:
-    return isinstance(tangent, SymbolicZero)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.test_util import check_grads
 from problems import double, hyper_of, relu_features
 from scipy.stats import multivariate_normal
 
@@ -265,6 +266,64 @@ def test_singular_kernels_in_single_precision(kernel, scale):
     errors = {name: np.abs(single[name] - exact[name]).max() / np.abs(exact[name]).max() for name in SINGULAR}
     assert all(errors[name] < SINGULAR[name] for name in SINGULAR), errors
     assert (single["variance"] >= 0).all() and (single["query variance"] >= 0).all()
+
+
+# W K >> 1, float32, error relative to the largest entry. Observed at most: 4e-6, 9e-5, 1e-7, 6e-7, 3e-6, 1e-4, 4e-6.
+PRECISE = {
+    "mean": 2e-5,
+    "alpha": 5e-4,
+    "kl": 1e-6,
+    "log_z": 5e-6,
+    "deviation": 2e-5,
+    "slope in K": 5e-4,
+    "query mean": 2e-5,
+}
+
+
+def precise_problem(scale, precision, dtype=np.float32):
+    """Sites of every precision up to some times the given, none among them, that agree with one draw of f."""
+    prior, sites, query = singular_problem(10, scale, "rbf", dtype=dtype)
+    rng = np.random.default_rng(11)
+    f = np.linalg.cholesky(prior.covariance + 1e-4 * scale * np.eye(85)) @ rng.normal(size=(85, 5))
+    size = precision * rng.gamma(0.3, size=(5, 85)) * (sites.precision > 0)
+    shift = size * f.T + np.sqrt(size) * rng.normal(size=(5, 85))
+    return jax.tree.map(dtype, (prior, Sites(shift, size), query))
+
+
+def precise_results(problem):
+    prior, sites, _ = problem
+    results = named_results(problem)
+    slope = jax.jit(jax.grad(log_normaliser))(prior, sites)
+    results |= {"deviation": jax.jit(Sites.deviation)(sites, prior), "slope in K": slope.covariance}
+    return jax.device_get({name: results[name] for name in PRECISE} | {"slope in mean": slope.mean})
+
+
+@pytest.mark.parametrize(("scale", "precision"), [(1.0, 1e3), (30.0, 10.0), (30.0, 100.0), (1e3, 0.25)])
+def test_precise_sites_in_single_precision(scale, precision):
+    """Polya-Gamma draws and small noise make W K large: h - W m and V r = K r - ... lose all their digits there."""
+    problem = precise_problem(scale, precision)
+    single = precise_results(problem)
+    with jax.enable_x64(True):
+        exact = precise_results(jax.tree.map(np.float64, problem))
+    np.testing.assert_array_equal(single.pop("slope in mean"), single["alpha"])  # d log Z / da = alpha
+    errors = {name: np.abs(single[name] - exact[name]).max() / np.abs(exact[name]).max() for name in PRECISE}
+    assert all(errors[name] < PRECISE[name] for name in PRECISE), errors
+
+
+@double
+@pytest.mark.parametrize("shared", [True, False], ids=["one K", "K by class"])
+def test_derivatives_of_the_evidence_equal_differences(shared):
+    """First and second, along every argument, at points whose sites are strong, weak and silent."""
+    prior, sites, _ = random_problem(12, shared)
+    precision = sites.precision * np.geomspace(1e-3, 1e3, POINTS)
+
+    @jax.jit
+    def evidence(covariance, mean, shift, log_factor):
+        symmetric = 0.5 * (covariance + jnp.swapaxes(covariance, -1, -2))
+        return log_normaliser(GaussianPrior(mean, symmetric), Sites(shift, precision * jnp.exp(log_factor)))
+
+    point = prior.covariance, prior.mean, sites.shift, np.zeros_like(precision)
+    check_grads(evidence, point, order=2, modes=("fwd", "rev"), rtol=1e-5)
 
 
 def test_variances_that_cancel_in_single_precision_are_not_negative():
