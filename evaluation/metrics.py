@@ -124,14 +124,15 @@ def summarise(
 
     For each calibration error x, `x_floor` is the mean of its floor and `x_floor_q95` its 95% quantile;
     `ece_within_band` says whether ECE lies below that, as that of 19 in 20 perfectly calibrated models does. `auroc`
-    is how well confidence tells right from wrong. Raises: ValueError as the metrics do.
+    is how well confidence tells right from wrong; of fewer episodes than batches each is a batch. Raises: ValueError
+    as the metrics do.
     """
     found = floors(rng, probabilities, labels)
     confidence, right = confidence_and_right(probabilities, labels)
     values = {
         "accuracy": accuracy(probabilities, labels),
         "accuracy_ci95": accuracy_ci95(probabilities, labels),
-        "accuracy_std_batches": accuracy_std_batches(probabilities, labels, batches),
+        "accuracy_std_batches": accuracy_std_batches(probabilities, labels, min(batches, len(labels))),
         "nll": nll(probabilities, labels),
         "brier": brier(probabilities, labels),
         **{f"brier_{name}": value for name, value in brier_decomposition(probabilities, labels)._asdict().items()},

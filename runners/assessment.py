@@ -13,7 +13,7 @@ from evaluation.calibration import LATENT_GRID, PapersTemperatures, fit_temperat
 from evaluation.out_of_episode import Detection, DetectionScores, detect
 from evaluation.resampling import Interval
 from runners import automatic, episode_lists, scoring, shape_temperature
-from runners.build import Model, load_run
+from runners.build import Model, load_run, splits_of
 from runners.data import (
     EVALUATION_SEED,
     SPLITS,
@@ -73,7 +73,8 @@ class Assessment(NamedTuple):
 def assess(config: EvaluationConfig) -> Assessment:
     """Load the run and the data, and score. Raises ConfigError, DataError or RunError."""
     model = load_run(config.run_dir)
-    splits = load_splits(config.dataset or model.config.dataset, config.data_root)
+    name, own = config.dataset or model.config.dataset, model.config.dataset
+    splits = splits_of(model, config.data_root) if name == own else load_splits(name, config.data_root)
     _check_image_shape(model, config, splits)
     episodes = _episodes(model, config, splits.test)
     way, shot = episodes.shape.way, episodes.shape.shot
@@ -174,7 +175,7 @@ def _validation(model: Model, splits: Splits, way: int, shot: int, config: Evalu
     Raises DataError where they have no tasks of that shape.
     """
     own = model.config.dataset
-    validation = (splits if splits.name == own else load_splits(own, config.data_root)).validation
+    validation = (splits if splits.name == own else splits_of(model, config.data_root)).validation
     try:
         check_task_size(validation, way, shot, queries(validation, shot, automatic.TEST_QUERIES))
     except DataError as error:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import Likelihood
 from runners import run_directory
 from runners.configuration import RunConfig, override_targets, prior_mean
-from runners.data import check_images
+from runners.data import check_images, check_own_classes, load_splits
 from runners.overrides import ConfigError, converted
 from runners.run_directory import RunDirectory, RunError
+from tasks import Splits
 
 Support = UInt8[Array | np.ndarray, "N H W Ch"] | Float[Array | np.ndarray, "N H W Ch"]
 Queries = UInt8[Array | np.ndarray, "Q H W Ch"] | Float[Array | np.ndarray, "Q H W Ch"]
@@ -34,13 +35,17 @@ Queries = UInt8[Array | np.ndarray, "Q H W Ch"] | Float[Array | np.ndarray, "Q H
 
 @dataclass(frozen=True)
 class Model:
-    """All that prediction needs: deep kernel, likelihood, inference, and the temperature of the probabilities."""
+    """All that prediction needs: deep kernel, likelihood, inference, and the temperature of the probabilities.
+
+    own_classes: by split, the classes of a user's own files that it was trained with.
+    """
 
     config: RunConfig
     deep_kernel: DeepKernel
     likelihood: Likelihood
     make_inference: Callable[[Likelihood], InferenceKernel]
     temperature: float = 1.0
+    own_classes: Mapping[str, Sequence[str]] | None = None
 
     @property
     def inference(self) -> InferenceKernel:
@@ -130,7 +135,15 @@ def load_run(run_dir: str | Path) -> Model:
     stored = directory.load_weights()
     config = RunConfig.from_json(directory.config, run_dir=str(run_dir))
     model = build_model(config, tuple(directory.config["image_shape"]))
+    model = replace(model, own_classes=directory.config.get("classes"))
     return with_weights(model, stored, directory.weights)
+
+
+def splits_of(model: Model, data_root: str | None) -> Splits:
+    """The data set of a run. Raises DataError, also where a user's own classes are not where they were."""
+    splits = load_splits(model.config.dataset, data_root)
+    check_own_classes(splits, model.own_classes)
+    return splits
 
 
 def with_weights(model: Model, stored: dict[str, Any], source: Path) -> Model:

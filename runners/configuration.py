@@ -122,7 +122,7 @@ class RunConfig:
     def from_json(cls, stored: Mapping[str, Any], **location: Any) -> "RunConfig":
         """The configuration of a run folder. Raises ConfigError for fields that are missing or not known."""
         known = {entry.name for entry in fields(cls)} - NOT_STORED
-        wrong = known ^ (stored.keys() - {"image_shape", "environment"})
+        wrong = known ^ (stored.keys() - {"image_shape", "environment", "classes"})
         if wrong:
             names = ", ".join(sorted(wrong))
             raise ConfigError(

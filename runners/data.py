@@ -1,5 +1,6 @@
 """Data for the runners: loaded, checked, and their episodes drawn by a function of (seed, split)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -42,6 +43,25 @@ def load_splits(name: str, data_root: str | None) -> Splits:
     for split in SPLITS:
         check_images(getattr(splits, split).images, f"the {split} images of {name}")
     return splits
+
+
+def own_classes(splits: Splits) -> dict[str, list[str]] | None:
+    """The class names of every split of a user's own files, which may change; None for a published data set."""
+    return {split: list(splits.class_names[split]) for split in SPLITS} if ":" in splits.name else None
+
+
+def check_own_classes(splits: Splits, trained_with: Mapping[str, Sequence[str]] | None) -> None:
+    """Raises DataError unless a user's own classes are in the splits that a run was trained with, if that is known."""
+    now = own_classes(splits)
+    if trained_with is None or now is None or now == trained_with:
+        return
+    before, after = ({name: split for split in SPLITS for name in held[split]} for held in (trained_with, now))
+    changed = [name for name in sorted(before | after) if before.get(name) != after.get(name)]
+    moves = [f"{name} ({before.get(name, 'absent')} then, {after.get(name, 'absent')} now)" for name in changed]
+    raise DataError(
+        f"expected the classes of {splits.name} as the run was trained with them, got {len(moves)} in other places: "
+        f"{', '.join(moves[:3])}{', ...' if len(moves) > 3 else ''}; put new classes into another folder"
+    )
 
 
 def check_images(images: Array | np.ndarray, what: str) -> None:

@@ -19,8 +19,8 @@ from models.deep_kernel import gaussian_prior, gaussian_query
 from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood
 from runners import automatic
-from runners.build import Model
-from runners.data import Shape, draw_episodes, load_splits, queries
+from runners.build import Model, splits_of
+from runners.data import Shape, draw_episodes, queries
 from runners.scoring import embed_images
 
 CHAINS = 4
@@ -68,7 +68,7 @@ def first_test_task(
 ) -> tuple[LabelledTask, Shape]:
     """The first test episode of a seed, as evaluate.py draws it; 0 stands for the run's own value."""
     way, shot = way or model.config.way, shot or model.config.shot
-    dataset = load_splits(model.config.dataset, data_root).test
+    dataset = splits_of(model, data_root).test
     shape = Shape(way, shot, query or queries(dataset, shot, automatic.TEST_QUERIES))
     indices = jax.tree.map(lambda values: values[0], draw_episodes(seed, "test", dataset, shape, 1).indices)
     images = tasks.flat_images(dataset)

@@ -16,7 +16,16 @@ from runners import baselines, compilation_cache, optimisation, processes, proce
 from runners.build import build_model, describe, with_weights
 from runners.configuration import RunConfig, resolve
 from runners.console import Progress, one_line_errors
-from runners.data import EVALUATION_SEED, calibration_episodes, draw_episodes, load_splits, test_shape, with_queries
+from runners.data import (
+    EVALUATION_SEED,
+    calibration_episodes,
+    check_own_classes,
+    draw_episodes,
+    load_splits,
+    own_classes,
+    test_shape,
+    with_queries,
+)
 from runners.flags import parse
 from runners.launch import EXPECTED, nobody_reads
 from runners.run_directory import RunDirectory
@@ -54,10 +63,13 @@ def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
     environment = {"jax": jax.__version__, "backend": jax.default_backend(), "processor": compilation_cache.processor()}
     if not config.resume:
         stored = {**config.to_json(), "image_shape": splits.image_shape, "environment": environment}
+        classes = own_classes(splits)
+        stored |= {} if classes is None else {"classes": classes}
         if processes.is_first():
             run_directory.create(path, stored)
         processes.wait_for_all("the run folder is there")
     directory = run_directory.load(path, writes=processes.is_first())
+    check_own_classes(splits, directory.config.get("classes"))
     if config.resume and directory.config.get("environment") != environment:
         print(f"{path} was begun with another JAX version or processor: numbers may differ in their last digits")
     return directory

@@ -9,9 +9,9 @@ import numpy as np
 from evaluation import calibration_error, metrics
 from runners import scoring
 from runners.assessment import corruption_key, detect_others
-from runners.build import load_run
+from runners.build import load_run, splits_of
 from runners.console import format_markdown
-from runners.data import EVALUATION_SEED, draw_episodes, load_splits, test_shape
+from runners.data import EVALUATION_SEED, draw_episodes, test_shape
 from tasks.corruptions import CORRUPTIONS, corrupt_dataset
 
 SEVERITY = 5  # of 1 to 5
@@ -34,7 +34,7 @@ def measure(
     clean images. Raises RunError or DataError.
     """
     models = [load_run(run) for run in runs]
-    test = load_splits(models[0].config.dataset, data_root).test
+    test = splits_of(models[0], data_root).test
     shapes = [test_shape(model.config, test) for model in models]
     rows: list[dict[str, Any]] = [{"method": run.name, "clean": {}, "corrupted": {}, "failures": 0} for run in runs]
     for name in (None, *corruptions):

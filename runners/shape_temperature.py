@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import tasks
 from runners import scoring
-from runners.build import Model
-from runners.data import calibration_episodes, load_splits, temperature_classes
+from runners.build import Model, splits_of
+from runners.data import calibration_episodes, temperature_classes
 from tasks.files import downloads_forbidden
 
 MOST_CLASSES, MOST_POINTS = 20, 200  # of an episode that a temperature is fitted on, so that it takes seconds
@@ -25,7 +25,7 @@ def for_shape(model: Model, way: int, shot: int, data_root: str | None) -> float
     """
     if _is_trained(model, way, shot):
         return model.temperature
-    return _at(model, load_splits(model.config.dataset, data_root).train, way, shot)
+    return _at(model, splits_of(model, data_root).train, way, shot)
 
 
 def for_user(model: Model, way: int, shot: int, data_root: str | None) -> Temperatures:
@@ -38,7 +38,7 @@ def for_user(model: Model, way: int, shot: int, data_root: str | None) -> Temper
         return Temperatures(model.temperature, None)
     try:
         with downloads_forbidden():
-            train = load_splits(trained.dataset, data_root).train
+            train = splits_of(model, data_root).train
     except tasks.DataError:
         if not _is_trained(model, way, shot):
             print(
