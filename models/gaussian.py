@@ -62,8 +62,7 @@ class Sites(NamedTuple):
         weight, inverse, determinant = class_factors(prior, self.precision)
         alpha = self._alpha(prior, weight, partial(_solve_by_inverse, inverse))
         deviation = apply_covariance(prior.covariance, alpha)
-        whitened = inverse @ (weight[:, :, None] * prior.covariance)
-        variance = jnp.maximum(prior_marginals(prior).variance - jnp.sum(whitened**2, axis=-2), 0.0)
+        variance = _variances(prior, weight, inverse)
         trace = jnp.sum(1 - jnp.sum(inverse**2, axis=-2))  # sum_n W_n V_nn = tr(I - B^-1)
         kl = 0.5 * (determinant - trace + jnp.sum(deviation * alpha))
         return GaussianPosterior(prior.mean + deviation, variance, alpha, weight, inverse, kl)
@@ -85,10 +84,9 @@ class Sites(NamedTuple):
             return jnp.swapaxes(scaled, 1, 2) @ scaled
 
         def slope(change: "Sites") -> Array:
-            whitened = inverse @ (weight[:, :, None] * prior.covariance)
-            variance = prior_marginals(prior).variance - jnp.sum(whitened**2, axis=-2)
             mean = prior.mean + deviation
-            return jnp.sum(change.shift * mean) - 0.5 * jnp.sum(change.precision * (variance + mean**2))
+            squares = _variances(prior, weight, inverse) + mean**2
+            return jnp.sum(change.shift * mean) - 0.5 * jnp.sum(change.precision * squares)
 
         return Evidence(value, alpha, class_blocks, slope)
 
@@ -98,7 +96,7 @@ class Sites(NamedTuple):
         return apply_covariance(prior.covariance, self._alpha(prior, weight, partial(cholesky_solve, cholesky)))
 
     def _alpha(self, prior: "GaussianPrior", weight: Array, inverse_times: Callable[[Array], Array]) -> Array:
-        """K^-1 (m - a) = (I + W K)^-1 r with r = h - W a, from products with B^-1 (G4).
+        """K^-1 (m - a) = (I + W K)^-1 r with r = h - W a, from products with B^-1 (G4a).
 
         r - W^1/2 B^-1 W^1/2 K r loses its digits where W K >> 1 (as does h - W m), and W^1/2 B^-1 W^-1/2 r where
         W K << 1. Both are linear in r, so each point takes its own.
@@ -245,7 +243,7 @@ def draw(key: Key[Array, ""], prior: GaussianPrior, sites: AnySites, root: Float
 def covariance(prior: GaussianPrior, sites: Sites) -> Float[Array, "C N N"]:
     """Full posterior covariance V of every class (G2)."""
     weight, inverse, _ = class_factors(prior, sites.precision)
-    whitened = inverse @ (weight[:, :, None] * prior.covariance)
+    whitened = _whitened(prior, weight, inverse)
     return prior.covariance - jnp.swapaxes(whitened, -1, -2) @ whitened
 
 
@@ -286,6 +284,17 @@ def root_of(prior: GaussianPrior) -> Float[Array, "N R"]:
 def with_root(prior: GaussianPrior) -> GaussianPrior:
     """The prior with its root, so that it is decomposed once however often it is drawn from."""
     return prior._replace(root=root_of(prior))
+
+
+def _whitened(prior: GaussianPrior, weight: Array, inverse: Array) -> Array:
+    """R^-1 W^1/2 K [C, N, N]."""
+    return inverse @ (weight[:, :, None] * prior.covariance)
+
+
+def _variances(prior: GaussianPrior, weight: Array, inverse: Array) -> Array:
+    """diag V [C, N] (G2)."""
+    explained = jnp.sum(_whitened(prior, weight, inverse) ** 2, axis=-2)
+    return jnp.maximum(prior_marginals(prior).variance - explained, 0.0)
 
 
 def _solve_by_inverse(inverse: Array, right: Array) -> Array:
