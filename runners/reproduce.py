@@ -275,7 +275,7 @@ def _versions() -> dict[str, str]:
 def _write_robustness(folder: Path, runs: Sequence[Path], config: ReproductionConfig) -> None:
     """robustness.json and robustness.md of the finished runs."""
     print("\n== corrupted images, and queries of other classes", flush=True)
-    rows = robustness.measure(runs, config.data_root)
+    rows = robustness.measure(runs, config.data_root, unfinished=folder / "robustness-unfinished.json")
     replace_text(folder / "robustness.json", json.dumps(rows, indent=2) + "\n")
     replace_text(folder / "robustness.md", robustness.tables(rows))
     print("\n" + robustness.tables(rows))

@@ -1,5 +1,7 @@
 """How the runs of a comparison bear corrupted images, and how well they know queries of classes not shown to them."""
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,15 @@ import numpy as np
 from evaluation import calibration_error, metrics
 from runners import scoring
 from runners.assessment import corruption_key, detect_others
-from runners.build import load_run, splits_of
+from runners.build import Model, load_run, splits_of
 from runners.console import format_markdown
 from runners.data import EVALUATION_SEED, draw_episodes, test_shape
+from runners.replacing import replace_text
+from tasks import Dataset
 from tasks.corruptions import CORRUPTIONS, corrupt_dataset
 
 SEVERITY = 5  # of 1 to 5
+CLEAN = "clean"
 EPISODES = 600
 OUTSIDE_EPISODES = 1000  # with queries of as many other classes as a task has, or as a small test split has left
 SCORES = {"accuracy": metrics.accuracy, "brier": metrics.brier, "ece": calibration_error.ece}
@@ -27,33 +32,67 @@ def measure(
     corruptions: Sequence[str] = tuple(CORRUPTIONS),
     episodes: int = EPISODES,
     outside_episodes: int = OUTSIDE_EPISODES,
+    unfinished: Path | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each run folder, all of one data set: SCORES clean and at every corruption, AUROC, failures.
 
     Support and query images are corrupted alike; probabilities are at the run's own temperature, which was fitted on
-    clean images. Raises RunError or DataError.
+    clean images. What is found goes into the file `unfinished` at once: after a stop, the same call goes on from there,
+    and the last removes it. Raises RunError or DataError.
     """
     models = [load_run(run) for run in runs]
     test = splits_of(models[0], data_root).test
-    shapes = [test_shape(model.config, test) for model in models]
-    rows: list[dict[str, Any]] = [{"method": run.name, "clean": {}, "corrupted": {}, "failures": 0} for run in runs]
+    keys = [f"{run.name} {_digest(run)} {episodes} {outside_episodes}" for run in runs]
+    found: dict[str, dict[str, Any]] = json.loads(unfinished.read_text()) if unfinished and unfinished.exists() else {}
     for name in (None, *corruptions):
-        print(f"tested on {f'images with {name} of severity {SEVERITY}' if name else 'clean images'}", flush=True)
+        missing = {
+            key: model
+            for key, model in zip(keys, models, strict=True)
+            if (name or CLEAN) not in found.setdefault(key, {})
+        }
+        if not missing:
+            continue
         images = corrupt_dataset(corruption_key(EVALUATION_SEED), test, name, SEVERITY) if name else test
-        for model, shape, row in zip(models, shapes, rows, strict=True):
-            features = scoring.embed(model.deep_kernel, images)
-            drawn = draw_episodes(EVALUATION_SEED, "test", test, shape, episodes)
-            scores = scoring.score(model, features, drawn).tempered(model.temperature)
-            found = {key: score(scores.probabilities, scores.labels) for key, score in SCORES.items()}
-            row["failures"] += sum(scores.failures().values())
-            if name:
-                row["corrupted"][name] = found
-            else:
-                row["clean"] = found
-                others = detect_others(model, features, test, shape, outside_episodes, EVALUATION_SEED)
-                row["out_of_episode"] = {score: one.auroc for score, one in others.detection.items()}
-                row["failures"] += sum(others.failures.values())
-    return rows
+        for key, model in missing.items():
+            found[key][name or CLEAN] = _scored(model, images, test, episodes, None if name else outside_episodes)
+            if unfinished:
+                replace_text(unfinished, json.dumps(found) + "\n")
+        print(f"tested on {f'images with {name} of severity {SEVERITY}' if name else 'clean images'}", flush=True)
+    if unfinished:
+        unfinished.unlink(missing_ok=True)
+    return [_row(run.name, found[key], corruptions) for run, key in zip(runs, keys, strict=True)]
+
+
+def _scored(model: Model, images: Dataset, test: Dataset, episodes: int, outside_episodes: int | None) -> dict:
+    """SCORES and failures on test episodes with those images; with the AUROC of other classes if asked for."""
+    shape = test_shape(model.config, test)
+    features = scoring.embed(model.deep_kernel, images)
+    drawn = draw_episodes(EVALUATION_SEED, "test", test, shape, episodes)
+    scores = scoring.score(model, features, drawn).tempered(model.temperature)
+    one: dict[str, Any] = {
+        "scores": {key: score(scores.probabilities, scores.labels) for key, score in SCORES.items()},
+        "failures": sum(scores.failures().values()),
+    }
+    if outside_episodes is not None:
+        others = detect_others(model, features, test, shape, outside_episodes, EVALUATION_SEED)
+        one["out_of_episode"] = {score: detected.auroc for score, detected in others.detection.items()}
+        one["failures"] += sum(others.failures.values())
+    return one
+
+
+def _row(name: str, found: Mapping[str, Any], corruptions: Sequence[str]) -> dict[str, Any]:
+    tested = [found[CLEAN], *(found[corruption] for corruption in corruptions)]
+    return {
+        "method": name,
+        "clean": found[CLEAN]["scores"],
+        "corrupted": {corruption: found[corruption]["scores"] for corruption in corruptions},
+        "failures": sum(one["failures"] for one in tested),
+        "out_of_episode": found[CLEAN]["out_of_episode"],
+    }
+
+
+def _digest(run: Path) -> str:
+    return hashlib.sha256((run / "weights.safetensors").read_bytes()).hexdigest()[:16]
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -42,9 +42,38 @@ def test_tables_hold_every_number(rows):
     assert f"{rows[0]['out_of_episode']['entropy']:.3f}" in text and "failed: none" in text
 
 
+def test_after_a_stop_it_goes_on(rows, tiny_run, tiny_data, tmp_path, monkeypatch):
+    file, scored, calls = tmp_path / "unfinished.json", robustness._scored, []
+
+    def counted(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return scored(*arguments)
+
+    def measure():
+        corruptions = ["gaussian-noise", "contrast"]
+        return robustness.measure(
+            [tiny_run.path],
+            tiny_data,
+            corruptions=corruptions,
+            episodes=EPISODES,
+            outside_episodes=4,
+            unfinished=file,
+        )
+
+    monkeypatch.setattr(robustness, "_scored", counted)
+    with pytest.raises(KeyboardInterrupt):
+        measure()
+    assert file.exists()
+    assert measure() == rows
+    assert len(calls) == 4  # clean and noise before the stop, contrast once more after it
+    assert not file.exists()
+
+
 def test_a_comparison_ends_with_them(monkeypatch, tmp_path, tiny_run, tiny_data, rows):
     asked = []
-    monkeypatch.setattr(robustness, "measure", lambda runs, root: asked.append((runs, root)) or rows)
+    monkeypatch.setattr(robustness, "measure", lambda runs, root, unfinished: asked.append((runs, root)) or rows)
     config = reproduce.ReproductionConfig("tiny", data_root=tiny_data, robustness=True)
     reproduce._write_robustness(tmp_path, [tiny_run.path], config)
     assert asked == [([tiny_run.path], tiny_data)]
