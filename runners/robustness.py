@@ -45,11 +45,8 @@ def measure(
     keys = [f"{run.name} {_digest(run)} {episodes} {outside_episodes}" for run in runs]
     found: dict[str, dict[str, Any]] = json.loads(unfinished.read_text()) if unfinished and unfinished.exists() else {}
     for name in (None, *corruptions):
-        missing = {
-            key: model
-            for key, model in zip(keys, models, strict=True)
-            if (name or CLEAN) not in found.setdefault(key, {})
-        }
+        tested = [(name or CLEAN) in found.setdefault(key, {}) for key in keys]
+        missing = {key: model for key, model, done in zip(keys, models, tested, strict=True) if not done}
         if not missing:
             continue
         images = corrupt_dataset(corruption_key(EVALUATION_SEED), test, name, SEVERITY) if name else test
