@@ -21,7 +21,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from models.gaussian import GaussianPrior, Marginals, Query, apply_covariance, highest_precision, prior_marginals
+from models.gaussian import (
+    GaussianPrior,
+    Marginals,
+    Query,
+    apply_covariance,
+    highest_precision,
+    log_normaliser_of,
+    prior_marginals,
+)
 
 
 class JointMarginals(NamedTuple):
@@ -139,9 +147,7 @@ class BlockAlgebra:
     def log_normaliser(self, prior: GaussianPrior) -> Float[Array, ""]:
         """log Z (G6)."""
         deviation, determinant = self._solved(prior)
-        weighted = self.times(prior.mean)
-        at_mean = jnp.sum(self.shift * prior.mean) - 0.5 * jnp.sum(prior.mean * weighted)
-        return at_mean + 0.5 * jnp.sum((self.shift - weighted) * deviation) - 0.5 * determinant
+        return log_normaliser_of(self, prior, deviation, determinant)  # type: ignore[arg-type]
 
     def deviation(self, prior: GaussianPrior) -> Float[Array, "C N"]:
         """Posterior mean less prior mean."""

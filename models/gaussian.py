@@ -76,8 +76,7 @@ class Sites(NamedTuple):
         weight, inverse, determinant = class_factors(prior, self.precision)
         alpha = self._alpha(prior, weight, partial(_solve_by_inverse, inverse))
         deviation = apply_covariance(prior.covariance, alpha)
-        residual = self.shift - self.precision * prior.mean
-        value = 0.5 * jnp.sum((self.shift + residual) * prior.mean + residual * deviation) - 0.5 * determinant
+        value = log_normaliser_of(self, prior, deviation, determinant)
 
         def class_blocks() -> Array:
             scaled = inverse * weight[:, None]
@@ -313,6 +312,12 @@ class Evidence(NamedTuple):
     alpha: Float[Array, "C N"]
     class_blocks: Callable[[], Array]
     slope: Callable[[Any], Array]
+
+
+def log_normaliser_of(sites: AnySites, prior: GaussianPrior, deviation: Array, determinant: Array) -> Array:
+    """log Z (G6) from V r [C, N] and log|B|."""
+    residual = sites.shift - sites.times(prior.mean)
+    return 0.5 * jnp.sum((sites.shift + residual) * prior.mean + residual * deviation) - 0.5 * determinant
 
 
 @jax.custom_jvp

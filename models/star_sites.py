@@ -13,6 +13,7 @@ from models.gaussian import (
     Marginals,
     class_factors,
     closed_log_normaliser,
+    log_normaliser_of,
     prior_marginals,
     square_root,
 )
@@ -76,9 +77,7 @@ class StarSites(_StarFields, BlockAlgebra):
         """log Z and its derivatives."""
         reduction = self._reduce(prior)
         alpha, deviation = self._alpha(prior, reduction)
-        residual = self.shift - self.times(prior.mean)
-        at_mean = 0.5 * jnp.sum((self.shift + residual) * prior.mean)
-        value = at_mean + 0.5 * jnp.sum(residual * deviation) - 0.5 * reduction.log_determinant
+        value = log_normaliser_of(self, prior, deviation, reduction.log_determinant)
 
         def slope(change: StarSites) -> Array:
             """E_q of the change of sum_n log t_n: m . dh - 1/2 sum_n tr(dL_n (V_nn + m_n m_n^T))."""

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import tasks
 from runners import scoring
 from runners.build import Model, splits_of
-from runners.data import calibration_episodes, temperature_classes
+from runners.data import calibration_episodes, load_splits, temperature_classes
 from tasks.files import downloads_forbidden
 
 MOST_CLASSES, MOST_POINTS = 20, 200  # of an episode that a temperature is fitted on, so that it takes seconds
@@ -38,7 +38,7 @@ def for_user(model: Model, way: int, shot: int, data_root: str | None) -> Temper
         return Temperatures(model.temperature, None)
     try:
         with downloads_forbidden():
-            train = splits_of(model, data_root).train
+            train = load_splits(trained.dataset, data_root).train  # any of them serve, moved or not
     except tasks.DataError:
         if not _is_trained(model, way, shot):
             print(
