@@ -56,6 +56,13 @@ class OutOfEpisode(NamedTuple):
     failures: dict[str, int]
     classes: int
 
+    def plain_areas(self) -> dict[str, dict[str, Any]]:
+        """By score its AUROC and the interval, for a JSON file."""
+        return {
+            name: {"auroc": one.auroc, "auroc_interval": plain_interval(one.interval)}
+            for name, one in self.detection.items()
+        }
+
 
 class Assessment(NamedTuple):
     """The results, and what they are of: `test` as scored (corrupted if asked), `severities` to accuracies."""

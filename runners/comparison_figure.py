@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runners.comparisons import Published
+from runners.published import Published
 from runners.studies.reporting import new_figure
 
 PANEL, LINE = 3.6, 0.24  # inches: width of a panel, height of a method

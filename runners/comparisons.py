@@ -1,10 +1,12 @@
-"""What reproduce.py can run: methods under equal conditions, and the published numbers to set beside theirs."""
+"""What reproduce.py can run: methods under equal conditions, and which published numbers stand beside theirs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import models
+from runners import published
+from runners.published import Published
 
 
 @dataclass(frozen=True)
@@ -16,15 +18,6 @@ class Method:
     inference: str
     changes: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Published:
-    """A row of a paper's table: accuracy in % by shots, as printed, and where it stands."""
-
-    method: str
-    accuracy: Mapping[int, str]
-    source: str
 
 
 @dataclass(frozen=True)
@@ -107,20 +100,6 @@ _PAIRS = (
 _PLAIN = {"trainer.augment": "none"}
 _MAIN = ("softmax-cvi-ml", "one-vs-each-cvi-ml", "label-regression-ml", "softmax-cvi-augmented-ml")
 _PAPERS_EPISODES = {1: 60_000, 5: 40_000}
-_OVE = "Snell and Zemel 2021"
-_CHARACTERS_TO_LETTERS_PUBLISHED = (
-    Published("one-vs-each Gibbs ML, RBF", {1: "78.05", 5: "88.98"}, _OVE),
-    Published("one-vs-each Gibbs PL, RBF", {1: "74.62", 5: "89.87"}, _OVE),
-    Published("one-vs-each Gibbs ML, cosine", {1: "68.43", 5: "86.22"}, _OVE),
-    Published("one-vs-each Gibbs PL, cosine", {1: "77.00", 5: "87.52"}, _OVE),
-    Published("logistic-softmax Gibbs ML", {1: "62.91", 5: "83.80"}, _OVE),
-    Published("logistic-softmax Gibbs PL", {1: "70.70", 5: "86.59"}, _OVE),
-    Published("DKT, cosine", {1: "73.06", 5: "88.10"}, _OVE),
-    Published("mirror descent", {1: "74.02", 5: "87.05"}, "MD-BSFC"),
-    Published("ProtoNet", {1: "72.04", 5: "87.22"}, _OVE),
-    Published("RelationNet", {1: "75.62", 5: "87.84"}, _OVE),
-    Published("HyperShot (point estimate)", {1: "80.65", 5: "90.81"}, "HyperShot"),
-)
 
 COMPARISONS: dict[str, Comparison] = {
     "omniglot-kernels": Comparison(
@@ -138,7 +117,7 @@ COMPARISONS: dict[str, Comparison] = {
         quick_methods=_MAIN,
         test_episodes=3000,
         settings=_PLAIN,
-        published=_CHARACTERS_TO_LETTERS_PUBLISHED,
+        published=published.of("omniglot-emnist"),
     ),
     # Small enough to compare all pairs on a processor.
     "flowers102-32": Comparison("flowers102-32", _PAIRS, episodes={1: 1000}, settings=_PLAIN),
@@ -150,7 +129,8 @@ COMPARISONS: dict[str, Comparison] = {
             quick_methods=_MAIN,
             test_episodes=3000,
             settings=_PLAIN,
+            published=published.of(name) if name in published.DATASETS else (),
         )
-        for name in ("flowers102", "tinyimagenet", "tinyimagenet-84")
+        for name in ("flowers102", "tinyimagenet", "tinyimagenet-84", "cub", "mini-imagenet")
     },
 }

@@ -17,9 +17,7 @@ from runners.assessment import (
     RAW,
     TEMPERED,
     Assessment,
-    OutOfEpisode,
     assess,
-    plain_interval,
 )
 from runners.console import format_seconds
 from runners.evaluation_config import EvaluationConfig, check, parse
@@ -83,17 +81,10 @@ def _metrics(found: Assessment) -> dict[str, Any]:
     if found.severities:
         metrics["severities"] = found.severities
     if found.out_of_episode:
-        metrics["out_of_episode"] = _detections(found.out_of_episode)
+        others = found.out_of_episode
+        metrics["out_of_episode"] = {**others.plain_areas(), "failures": others.failures}
     evaluation = {**vars(config), **found.episodes.shape._asdict(), "episodes": len(found.episodes.keys)}
     return {**metrics, "config": {**found.model.config.to_json(), "evaluation": evaluation}}
-
-
-def _detections(found: OutOfEpisode) -> dict[str, Any]:
-    scores = {
-        name: {"auroc": one.auroc, "auroc_interval": plain_interval(one.interval)}
-        for name, one in found.detection.items()
-    }
-    return {**scores, "failures": found.failures}
 
 
 def command_line(arguments: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -43,10 +43,16 @@ STUDIES = {
 
 TRAINING_TEST_EPISODES = 60  # of the runs' own tables; the comparison has its own test
 QUICK_TEST_EPISODES = 600
-METRICS = ("accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "ece", "ece_floor")
-HEADER = ["method", "shot", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "raw NLL", "raw ECE"]
-HEADER += ["adapted ECE", "calibrated ECE", "failures"]
-COSTS = ["episodes", "training"]
+QUICK_ROBUSTNESS_EPISODES = 200
+METRICS = ["accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "mce"]
+METRICS += ["ece", "ece_debiased", "ece_floor", "ece_floor_q95", "ece_within_band"]
+HEADER = ["method", "shot", "training episodes", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "debiased ECE"]
+HEADER += ["ECE by chance", "raw NLL", "raw ECE", "adapted ECE", "calibrated ECE", "debiased calibrated", "failures"]
+LEGEND = {
+    "sd of batches": "what papers print after +-, in %",
+    "ECE by chance": "nineteen in twenty perfectly calibrated models of the same confidences have less of it",
+    "failures": "episodes of training + test whose inference failed",
+}
 SAME = ("name", "quick", "episodes", "seed")  # of all commands whose rows stand in one table
 
 
@@ -103,8 +109,11 @@ def main(config: ReproductionConfig) -> list[dict[str, Any]]:
                     raise KeyboardInterrupt
                 rows = _in_order([*rows, row], comparison)
             _write(folder, config, comparison, rows, diverged)
-    lines = [_cells(row) + _costs(row) for row in rows] + [_diverged_cells(one, len(COSTS)) for one in diverged]
-    print("\n" + format_table(*_without_empty_columns([*HEADER, *COSTS], lines)))
+    lines = _lines(rows, comparison, diverged)
+    times = [format_seconds(row["training_seconds"]) for row in rows] + [""] * (len(lines) - len(rows))
+    timed = [[*line, seconds] for line, seconds in zip(lines, times, strict=True)]
+    print("\n" + format_table(*_without_empty_columns([*HEADER, "training time"], timed)))
+    print(f"wrote {folder / 'table.md'}")
     if rows:
         save(comparison_figure(rows, comparison.published), folder / "comparison.png")
     if rows and config.robustness:
@@ -164,14 +173,14 @@ def _row(
     run = _configuration(comparison, method, shot, path, config)
     if path.exists():
         run = begun(run, path)
-    start = time.perf_counter()
     trained = meta_train.main(run)
     if "interrupted" in trained:
         return None
+    start = time.perf_counter()
     tested = evaluate.main(
         EvaluationConfig(
             str(path),
-            episodes=min(comparison.test_episodes, QUICK_TEST_EPISODES) if config.quick else comparison.test_episodes,
+            episodes=_test_episodes(comparison, config),
             batches=comparison.batches,
             calibrate=True,
             adapt=shot > 1,
@@ -190,9 +199,13 @@ def _row(
         "failures": sum(tested["failures"].values()),
         "training_failures": trained["training_failures"],
         "training_seconds": run_directory.load(path).read_metrics()[-1]["seconds"],
-        "seconds": time.perf_counter() - start,
+        "test_seconds": time.perf_counter() - start,
         "episodes": run.episodes,
     }
+
+
+def _test_episodes(comparison: Comparison, config: ReproductionConfig) -> int:
+    return min(comparison.test_episodes, QUICK_TEST_EPISODES) if config.quick else comparison.test_episodes
 
 
 def _configuration(
@@ -214,38 +227,69 @@ def _configuration(
     )
 
 
-def table(rows: Sequence[dict[str, Any]], comparison: Comparison, diverged: Sequence[Diverged] = ()) -> str:
-    """The measured rows, then the published ones, as Markdown; nothing in it depends on the clock."""
+def table(
+    rows: Sequence[dict[str, Any]],
+    comparison: Comparison,
+    config: ReproductionConfig,
+    diverged: Sequence[Diverged] = (),
+) -> str:
+    """A page of Markdown: the measured rows, then the published ones; nothing in it depends on the clock."""
+    episodes = f"{_test_episodes(comparison, config):,} test episodes"
+    title = f"`{config.name}`: {comparison.dataset}, {comparison.way}-way, {episodes}, seed {config.seed}."
+    if comparison.published:
+        title += " Published rows are as printed, with training, calibration and episodes of their own."
+    header, lines = _without_empty_columns(HEADER, _lines(rows, comparison, diverged))
+    legend = "; ".join(f"*{name}*: {meaning}" for name, meaning in LEGEND.items() if name in header)
+    return f"{title}\n\n{format_markdown(header, lines)}\n{legend}.\n"
+
+
+def _lines(rows: Sequence[dict[str, Any]], comparison: Comparison, diverged: Sequence[Diverged]) -> list[list[str]]:
+    """Cells under HEADER: what was measured, what diverged, and what is published for as many shots."""
     lines = [*map(_cells, rows), *map(_diverged_cells, diverged)]
     for published in comparison.published:
         name = f"{published.method} ({published.source})"
         for shot in sorted({row["shot"] for row in rows} & published.accuracy.keys()):
-            lines.append([name, str(shot), f"{published.accuracy[shot]}%", *[""] * (len(HEADER) - 3)])
-    return format_markdown(*_without_empty_columns(HEADER, lines))
+            cells = {"method": name, "shot": str(shot), "accuracy": f"{published.accuracy[shot]}%"}
+            lines.append(_under_header({**cells, "ECE": published.ece.get(shot, "")}))
+    return lines
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    accuracy = format_percent(row["accuracy"], row["accuracy_ci95"])
-    numbers = [row["nll"], row["brier"], row["ece"], row["raw"]["nll"], row["raw"]["ece"]]
-    numbers += [row.get("adapted", {}).get("ece"), row["calibrated"]["ece"]]
-    texts = ["" if number is None else f"{number:.3f}" for number in numbers]
-    spread = f"{100 * row['accuracy_std_batches']:.2f}"
-    failures = f"{row['training_failures']} + {row['failures']}"
-    return [row["method"], str(row["shot"]), accuracy, spread, *texts, failures]
+    texts = {
+        "method": row["method"],
+        "shot": str(row["shot"]),
+        "training episodes": f"{row['episodes']:,}",
+        "accuracy": format_percent(row["accuracy"], row["accuracy_ci95"]),
+        "sd of batches": f"{100 * row['accuracy_std_batches']:.2f}",
+        "failures": f"{row['training_failures']} + {row['failures']}",
+    }
+    numbers = {
+        "NLL": row["nll"],
+        "Brier": row["brier"],
+        "ECE": row["ece"],
+        "debiased ECE": row.get("ece_debiased"),  # rows of earlier versions lack it
+        "ECE by chance": row.get("ece_floor_q95"),
+        "raw NLL": row["raw"]["nll"],
+        "raw ECE": row["raw"]["ece"],
+        "adapted ECE": row.get("adapted", {}).get("ece"),
+        "calibrated ECE": row["calibrated"]["ece"],
+        "debiased calibrated": row["calibrated"].get("ece_debiased"),
+    }
+    return _under_header(texts | {name: f"{number:.3f}" for name, number in numbers.items() if number is not None})
+
+
+def _diverged_cells(one: Diverged) -> list[str]:
+    return _under_header({"method": one.method, "shot": str(one.shot), "accuracy": "diverged"})
+
+
+def _under_header(cells: Mapping[str, str]) -> list[str]:
+    return [cells.get(name, "") for name in HEADER]
 
 
 def _without_empty_columns(header: Sequence[str], lines: Sequence[list[str]]) -> tuple[list[str], list[list[str]]]:
     """With one labelled image a class there is nothing to adapt to, for example."""
     kept = [column for column in range(len(header)) if any(line[column] for line in lines)]
     return [header[column] for column in kept], [[line[column] for column in kept] for line in lines]
-
-
-def _diverged_cells(one: Diverged, more: int = 0) -> list[str]:
-    return [one.method, str(one.shot), "diverged", *[""] * (len(HEADER) - 3 + more)]
-
-
-def _costs(row: dict[str, Any]) -> list[str]:
-    return [f"{row['episodes']:,}", format_seconds(row["training_seconds"])]
 
 
 def _write(
@@ -264,7 +308,7 @@ def _write(
         "published": [dataclasses.asdict(row) for row in comparison.published],
     }
     replace_text(folder / "results.json", json.dumps(results, indent=2) + "\n")
-    replace_text(folder / "table.md", table(rows, comparison, diverged))
+    replace_text(folder / "table.md", table(rows, comparison, config, diverged))
 
 
 def _versions() -> dict[str, str]:
@@ -275,7 +319,9 @@ def _versions() -> dict[str, str]:
 def _write_robustness(folder: Path, runs: Sequence[Path], config: ReproductionConfig) -> None:
     """robustness.json and robustness.md of the finished runs."""
     print("\n== corrupted images, and queries of other classes", flush=True)
-    rows = robustness.measure(runs, config.data_root, unfinished=folder / "robustness-unfinished.json")
+    episodes = QUICK_ROBUSTNESS_EPISODES if config.quick else robustness.EPISODES
+    unfinished = folder / "robustness-unfinished.json"
+    rows = robustness.measure(runs, config.data_root, episodes=episodes, unfinished=unfinished)
     replace_text(folder / "robustness.json", json.dumps(rows, indent=2) + "\n")
     replace_text(folder / "robustness.md", robustness.tables(rows))
     print("\n" + robustness.tables(rows))
@@ -286,12 +332,12 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     parser = OneLineParser(prog="reproduce.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     known = ", ".join([*COMPARISONS, *STUDIES])
     parser.add_argument("name", metavar="NAME", help=known)
-    parser.add_argument("--quick", action="store_true", help="the main methods, few episodes: minutes, not hours")
+    parser.add_argument("--quick", action="store_true", help="the main methods, few episodes: minutes for characters")
     parser.add_argument("--methods", type=_words, default=(), metavar="A,B", help="only these rows")
     parser.add_argument("--shots", type=_numbers, default=(), metavar="1,5", help="only these numbers of shots")
     parser.add_argument("--episodes", type=count_or_auto, default=0, metavar="N", help="training episodes of a run")
     parser.add_argument("--out", metavar="DIR", help="default runs/NAME, or runs/NAME-quick")
-    parser.add_argument("--seed", type=whole_number, default=0, help="of networks, tasks and inference (default 0)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of networks, training and inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     parser.add_argument(
         "--robustness", action="store_true", help="also test every method on corrupted images and on other classes"
@@ -301,8 +347,8 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
         _selected(COMPARISONS[config.name], config)
     elif config.name not in STUDIES:
         raise ConfigError(f"expected a known comparison or study, got {config.name!r}; known: {known}")
-    elif config.methods or config.shots or config.episodes or config.robustness:
-        flags = "--methods, --shots, --episodes and --robustness"
+    elif config.methods or config.shots or config.episodes or config.robustness or config.data_root:
+        flags = "--methods, --shots, --episodes, --robustness and --data-root"
         raise ConfigError(f"{flags} belong to a comparison; {config.name} is a study")
     return config
 

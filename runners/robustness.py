@@ -20,9 +20,13 @@ from tasks.corruptions import CORRUPTIONS, corrupt_dataset
 
 SEVERITY = 5  # of 1 to 5
 CLEAN = "clean"
-EPISODES = 600
-OUTSIDE_EPISODES = 1000  # with queries of as many other classes as a task has, or as a small test split has left
-SCORES = {"accuracy": metrics.accuracy, "brier": metrics.brier, "ece": calibration_error.ece}
+EPISODES = 1000
+SCORES = {
+    "accuracy": metrics.accuracy,
+    "accuracy_ci95": metrics.accuracy_ci95,
+    "brier": metrics.brier,
+    "ece": calibration_error.ece,
+}
 
 
 def measure(
@@ -31,7 +35,6 @@ def measure(
     *,
     corruptions: Sequence[str] = tuple(CORRUPTIONS),
     episodes: int = EPISODES,
-    outside_episodes: int = OUTSIDE_EPISODES,
     unfinished: Path | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each run folder, all of one data set: SCORES clean and at every corruption, AUROC, failures.
@@ -42,7 +45,7 @@ def measure(
     """
     models = [load_run(run) for run in runs]
     test = splits_of(models[0], data_root).test
-    keys = [f"{run.name} {_digest(run)} {episodes} {outside_episodes}" for run in runs]
+    keys = [f"{run.name} {_digest(run)} {episodes}" for run in runs]
     found: dict[str, dict[str, Any]] = json.loads(unfinished.read_text()) if unfinished and unfinished.exists() else {}
     for name in (None, *corruptions):
         tested = [(name or CLEAN) in found.setdefault(key, {}) for key in keys]
@@ -51,7 +54,7 @@ def measure(
             continue
         images = corrupt_dataset(corruption_key(EVALUATION_SEED), test, name, SEVERITY) if name else test
         for key, model in missing.items():
-            found[key][name or CLEAN] = _scored(model, images, test, episodes, None if name else outside_episodes)
+            found[key][name or CLEAN] = _scored(model, images, test, episodes, others=name is None)
             if unfinished:
                 replace_text(unfinished, json.dumps(found) + "\n")
         print(f"tested on {f'images with {name} of severity {SEVERITY}' if name else 'clean images'}", flush=True)
@@ -60,8 +63,11 @@ def measure(
     return [_row(run.name, found[key], corruptions) for run, key in zip(runs, keys, strict=True)]
 
 
-def _scored(model: Model, images: Dataset, test: Dataset, episodes: int, outside_episodes: int | None) -> dict:
-    """SCORES and failures on test episodes with those images; with the AUROC of other classes if asked for."""
+def _scored(model: Model, images: Dataset, test: Dataset, episodes: int, others: bool) -> dict:
+    """SCORES and failures on test episodes with those images; with the AUROC of other classes if asked for.
+
+    These are as many as a task has classes, or as a small test split has left.
+    """
     shape = test_shape(model.config, test)
     features = scoring.embed(model.deep_kernel, images)
     drawn = draw_episodes(EVALUATION_SEED, "test", test, shape, episodes)
@@ -70,10 +76,10 @@ def _scored(model: Model, images: Dataset, test: Dataset, episodes: int, outside
         "scores": {key: score(scores.probabilities, scores.labels) for key, score in SCORES.items()},
         "failures": sum(scores.failures().values()),
     }
-    if outside_episodes is not None:
-        others = detect_others(model, features, test, shape, outside_episodes, EVALUATION_SEED)
-        one["out_of_episode"] = {score: detected.auroc for score, detected in others.detection.items()}
-        one["failures"] += sum(others.failures.values())
+    if others:
+        outside = detect_others(model, features, test, shape, episodes, EVALUATION_SEED)
+        one["out_of_episode"] = outside.plain_areas()
+        one["failures"] += sum(outside.failures.values())
     return one
 
 
@@ -93,24 +99,36 @@ def _digest(run: Path) -> str:
 
 
 def tables(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: accuracy and ECE clean and at every corruption with their mean, then AUROC by score."""
+    """Markdown: accuracy, Brier score and ECE clean and at every corruption with their mean, then AUROC by score."""
     corruptions = list(rows[0]["corrupted"])
     header = ["method", "clean", *(name.replace("-", " ") for name in corruptions), "mean corrupted"]
     parts = []
     for key, title, cell in (
         ("accuracy", "Accuracy, %", lambda value: f"{100 * value:.1f}"),
-        ("ece", "ECE at the run's temperature", lambda value: f"{value:.3f}"),
+        ("brier", "Brier score", lambda value: f"{value:.3f}"),
+        ("ece", "ECE", lambda value: f"{value:.3f}"),
     ):
         body = [[row["method"], *map(cell, _along(row, key))] for row in rows]
-        parts.append(f"{title}, images corrupted with severity {SEVERITY}:\n\n{format_markdown(header, body)}")
+        parts.append(
+            f"{title} at the run's temperature, images corrupted with severity {SEVERITY}:\n\n"
+            f"{format_markdown(header, body)}"
+        )
+    margins = [100 * one["accuracy_ci95"] for row in rows for one in (row["clean"], *row["corrupted"].values())]
+    parts[0] += f"\n95% intervals of single accuracies: +- {min(margins):.1f} to {max(margins):.1f}.\n"
     scores = list(rows[0]["out_of_episode"])
-    body = [[row["method"], *(f"{row['out_of_episode'][name]:.3f}" for name in scores)] for row in rows]
+    body = [[row["method"], *(_area(row["out_of_episode"][name]) for name in scores)] for row in rows]
     header = ["method", *(name.replace("_", " ") for name in scores)]
     parts.append(
-        f"AUROC of queries of other classes against an episode's own, by score:\n\n{format_markdown(header, body)}"
+        "AUROC of queries of other classes against an episode's own, by score, with 95% interval:\n\n"
+        f"{format_markdown(header, body)}"
     )
     failed = sum(row["failures"] for row in rows)
     return "\n".join(parts) + f"\nEpisodes whose inference failed: {failed or 'none'}.\n"
+
+
+def _area(found: Mapping[str, Any]) -> str:
+    low, high = found["auroc_interval"]
+    return f"{found['auroc']:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _along(row: Mapping[str, Any], key: str) -> list[float]:

@@ -1,5 +1,7 @@
 """Floors and intervals against theory and repeated experiments."""
 
+import itertools
+
 import numpy as np
 import pytest
 from predicted import (
@@ -10,6 +12,7 @@ from predicted import (
     dependent_labels,
     random_predictions,
 )
+from scipy.stats import multivariate_normal, norm
 
 from evaluation import calibration_error, resampling
 from evaluation.resampling import bootstrap, floors, redraw
@@ -22,8 +25,15 @@ def test_redrawn_labels_have_the_given_probabilities(correlation):
     shares = np.bincount(labels.ravel(), minlength=3) / labels.size
     error = np.sqrt(0.25 * (1 + correlation) / labels.size)
     np.testing.assert_allclose(shares, [0.2, 0.5, 0.3], atol=4 * error)
-    alike = (labels[:, 0] == labels[:, 1]).mean()
-    assert alike == pytest.approx({0.0: 0.38, 1.0: 1.0}.get(correlation, alike), abs=0.04)
+    # Classes lie between the quantiles of 0, 0.5, 0.8 and 1: two queries agree where both fall between the same two.
+    joint = multivariate_normal(cov=[[1, correlation], [correlation, 1]], allow_singular=True)
+    ends = norm.ppf([1e-12, 0.5, 0.8, 1 - 1e-12])
+    below = {(a, b): joint.cdf([a, b]) for a in ends for b in ends}
+    agree = sum(
+        below[high, high] - below[low, high] - below[high, low] + below[low, low]
+        for low, high in itertools.pairwise(ends)
+    )
+    assert (labels[:, 0] == labels[:, 1]).mean() == pytest.approx(agree, abs=4 * 0.5 / np.sqrt(len(labels)))
 
 
 def test_certain_predictions_come_true():

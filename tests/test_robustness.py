@@ -11,18 +11,27 @@ EPISODES = 12
 @pytest.fixture(scope="module")
 def rows(tiny_run, tiny_data):
     corruptions = ["gaussian-noise", "contrast"]
-    return robustness.measure(
-        [tiny_run.path], tiny_data, corruptions=corruptions, episodes=EPISODES, outside_episodes=4
-    )
+    return robustness.measure([tiny_run.path], tiny_data, corruptions=corruptions, episodes=EPISODES)
 
 
 @pytest.mark.parametrize("corruption", [None, "gaussian-noise", "contrast"])
 def test_scores_are_those_of_evaluate(corruption, rows, tiny_run, tiny_data):
     asked = corruption and f"{corruption}:{robustness.SEVERITY}"
-    config = EvaluationConfig(str(tiny_run.path), episodes=EPISODES, batches=2, corruption=asked, data_root=tiny_data)
+    config = EvaluationConfig(
+        str(tiny_run.path),
+        episodes=EPISODES,
+        batches=2,
+        corruption=asked,
+        out_of_episode=corruption is None,
+        data_root=tiny_data,
+    )
     found = rows[0]["corrupted"][corruption] if corruption else rows[0]["clean"]
     tested = evaluate.main(config)
     assert found == pytest.approx({name: tested[name] for name in robustness.SCORES}, rel=1e-6)
+    if corruption is None:
+        for score, area in rows[0]["out_of_episode"].items():
+            for name, value in area.items():
+                assert value == pytest.approx(tested["out_of_episode"][score][name], rel=1e-6)
 
 
 def test_other_classes_are_those_that_the_test_has_left(rows):
@@ -30,7 +39,9 @@ def test_other_classes_are_those_that_the_test_has_left(rows):
     assert rows[0]["failures"] == 0
     areas = rows[0]["out_of_episode"]
     assert set(areas) == {"latent_mean", "probability", "entropy", "mutual_information"}
-    assert all(0 < area < 1 for area in areas.values())
+    assert all(
+        0 < area["auroc_interval"][0] < area["auroc"] < area["auroc_interval"][1] <= 1 for area in areas.values()
+    )
 
 
 def test_tables_hold_every_number(rows):
@@ -39,17 +50,21 @@ def test_tables_hold_every_number(rows):
     mean = sum(found["accuracy"] for found in corrupted.values()) / 2
     cells = [rows[0]["clean"]["accuracy"], *(found["accuracy"] for found in corrupted.values()), mean]
     assert f"| {name} | " + " | ".join(f"{100 * cell:.1f}" for cell in cells) + " |" in text
-    assert f"{rows[0]['out_of_episode']['entropy']:.3f}" in text and "failed: none" in text
+    assert f"| {corrupted['contrast']['brier']:.3f} | " in text
+    area, (low, high) = (rows[0]["out_of_episode"]["entropy"][key] for key in ("auroc", "auroc_interval"))
+    assert f"| {area:.3f} ({low:.3f} to {high:.3f}) |" in text and "failed: none" in text
+    margins = [100 * found["accuracy_ci95"] for found in (rows[0]["clean"], *corrupted.values())]
+    assert f"single accuracies: +- {min(margins):.1f} to {max(margins):.1f}." in text
 
 
 def test_after_a_stop_it_goes_on(rows, tiny_run, tiny_data, tmp_path, monkeypatch):
     file, scored, calls = tmp_path / "unfinished.json", robustness._scored, []
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         calls.append(arguments)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return scored(*arguments)
+        return scored(*arguments, **options)
 
     def measure():
         corruptions = ["gaussian-noise", "contrast"]
@@ -58,7 +73,6 @@ def test_after_a_stop_it_goes_on(rows, tiny_run, tiny_data, tmp_path, monkeypatc
             tiny_data,
             corruptions=corruptions,
             episodes=EPISODES,
-            outside_episodes=4,
             unfinished=file,
         )
 
@@ -73,8 +87,14 @@ def test_after_a_stop_it_goes_on(rows, tiny_run, tiny_data, tmp_path, monkeypatc
 
 def test_a_comparison_ends_with_them(monkeypatch, tmp_path, tiny_run, tiny_data, rows):
     asked = []
-    monkeypatch.setattr(robustness, "measure", lambda runs, root, unfinished: asked.append((runs, root)) or rows)
-    config = reproduce.ReproductionConfig("tiny", data_root=tiny_data, robustness=True)
-    reproduce._write_robustness(tmp_path, [tiny_run.path], config)
-    assert asked == [([tiny_run.path], tiny_data)]
+
+    def measure(runs, root, episodes, unfinished):
+        asked.append((runs, root, episodes))
+        return rows
+
+    monkeypatch.setattr(robustness, "measure", measure)
+    for quick in (False, True):
+        config = reproduce.ReproductionConfig("tiny", quick=quick, data_root=tiny_data, robustness=True)
+        reproduce._write_robustness(tmp_path, [tiny_run.path], config)
+    assert asked == [([tiny_run.path], tiny_data, episodes) for episodes in (robustness.EPISODES, 200)]
     assert (tmp_path / "robustness.md").read_text() == robustness.tables(rows)
