@@ -37,27 +37,37 @@ class _Line:
         self.heights = [self.names.index(name) for name in measured]
 
     def accuracy(self, axis: Any) -> None:
-        """Measured accuracy with its interval; published ones as diamonds, a colour for each source."""
+        """Measured accuracy with its interval, and published ones."""
         values = [100 * row["accuracy"] for row in self.rows]
         margins = [100 * row["accuracy_ci95"] for row in self.rows]
         axis.errorbar(values, self.heights, xerr=margins, fmt="o", markersize=4, label="measured", **FILLED)
-        for number, source in enumerate(dict.fromkeys(printed.source for printed in self.published)):
-            printed = [one for one in self.published if one.source == source]
-            heights = [self.names.index(one.method) for one in printed]
-            shown = [float(one.accuracy[self.shot]) for one in printed]
-            axis.plot(shown, heights, "D", markersize=4, markerfacecolor="white", color=f"C{number + 1}", label=source)
+        self._as_printed(axis, "accuracy")
         axis.set_yticks(range(len(self.names)), self.names, fontsize=8)
         axis.set_ylim(len(self.names) - 0.5, -0.5)
         axis.grid(axis="y", color="0.9")
         axis.set_xlabel(f"accuracy, %, {self.shot}-shot")
 
+    def _as_printed(self, axis: Any, metric: str) -> None:
+        """A published metric as diamonds, a colour for each source."""
+        for number, source in enumerate(dict.fromkeys(printed.source for printed in self.published)):
+            cells = {one.method: getattr(one, metric) for one in self.published if one.source == source}
+            shown = {
+                self.names.index(name): float(by_shot[self.shot])
+                for name, by_shot in cells.items()
+                if self.shot in by_shot
+            }
+            style = {"markersize": 4, "markerfacecolor": "white", "color": f"C{number + 1}"}
+            axis.plot(list(shown.values()), list(shown), "D", label=source, **style)
+
     def before_and_after(self, axis: Any, metric: str, label: str) -> None:
-        """A metric at the run's temperature, and raw."""
+        """A metric at the run's temperature, and raw; published ECEs as diamonds."""
         from matplotlib.ticker import LogLocator
 
         axis.plot([row["raw"][metric] for row in self.rows], self.heights, "o", markersize=4, label="raw", **HOLLOW)
         values = [row[metric] for row in self.rows]
         axis.plot(values, self.heights, "o", markersize=4, label="at the run's temperature", **FILLED)
+        if metric == "ece":
+            self._as_printed(axis, metric)
         axis.grid(axis="y", color="0.9")
         low, high = axis.get_xlim()
         if high > NARROW * low:  # raw values can be tens of times the others

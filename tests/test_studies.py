@@ -46,8 +46,9 @@ def test_first_near_counts_steps_to_stay_near():
 
 def test_fewest_chooses_at_every_scale():
     slow, fast = np.array([[1.0, 1.0, 0.0]]), np.array([[1.0, 0.0, 0.0]])
-    chosen = convergence.fewest([np.stack([slow, fast]), np.stack([fast, slow])])
-    np.testing.assert_array_equal(chosen, np.stack([fast, fast]))
+    gaps, chosen = convergence.fewest({0.1: np.stack([slow, fast]), 0.2: np.stack([fast, slow])})
+    np.testing.assert_array_equal(gaps, np.stack([fast, fast]))
+    assert chosen == (0.2, 0.1)
 
 
 def test_splits_of_iris_are_disjoint_and_balanced():
@@ -116,12 +117,15 @@ def test_the_iris_study(tmp_path):
     assert all(row["failures"] == 0 for row in rows)
     bounds = {row["method"]: row["elbo"] for row in rows if row["shot"] == 30}
     assert bounds["softmax, cvi"] > max(bounds["one-vs-each, cvi"], bounds["label regression"])
+    assert bounds["softmax, cvi with block sites"] > max(bounds["softmax, cvi"], bounds["softmax, laplace"])
 
 
 @pytest.mark.slow
 def test_the_convergence_study(tmp_path):
     rows = convergence.main(quick=True, out=str(tmp_path), seed=0)
     finished(tmp_path, rows, ["convergence.png"])
+    chosen = {row["method"] for row in rows if "chosen" in row}
+    assert chosen == {"natural gradient, best of 3 lengths", "plain gradient, best of 3 rates"}
     steps = {(row["scale"], row["method"]): row["median"] for row in rows}
     assert all(steps[scale, convergence.MIRROR] <= 5 for scale in (1.0, 30.0))
     published = [steps[scale, convergence.PUBLISHED] for scale in (1.0, 30.0)]

@@ -32,6 +32,7 @@ BOUND_DRAWS, BLOCK = 1024, 10  # of the ELBO against softmax; splits that are so
 SHOTS = (1, 2, 3, 4, 5, 10, 15, 20, 25, 30)
 METHODS: dict[str, tuple[Likelihood, InferenceKernel]] = {
     "softmax, cvi": (Softmax(), cvi(Softmax())),
+    "softmax, cvi with block sites": (Softmax(), cvi(Softmax(), covariance="block")),
     "softmax, laplace": (Softmax(), laplace(Softmax())),
     "logistic-softmax, cvi": (LogisticSoftmax(), cvi(LogisticSoftmax())),
     "one-vs-each, cvi": (OneVsEach(), cvi(OneVsEach())),
