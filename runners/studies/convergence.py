@@ -165,8 +165,9 @@ def _plot(curves: dict[int, dict[str, Climb]], scales: tuple[float, ...], path: 
                 panel.plot(np.arange(1, SHORT + 1), np.maximum(median, 1e-6), label=name)
             panel.axhline(NEAR, color="black", linewidth=0.6, linestyle=":")
             panel.set(xscale="log", yscale="log", ylim=(1e-5, 300), title=f"{shot}-shot, scale {scales[i]:g}")
+    for panel in axes[-1]:
+        panel.set_xlabel("steps")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
-    figure.supxlabel("steps")
     figure.supylabel("nats below the optimum")
     save(figure, path)
 
