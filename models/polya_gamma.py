@@ -98,8 +98,8 @@ def sample_polya_gamma(key: Key[Array, ""], b: ArrayLike, z: ArrayLike) -> Float
     the remainder's own mean, variance and third cumulant; for b > 1000 the remainder alone. None of this is paid where
     no entry needs it. Largest difference of distribution functions for |z| <= 200: 7e-3 at b = 0.05, 9e-4 at 0.2,
     3e-4 at 0.5, 8e-5 at 1.5, 4e-6 at 33, below 1e-6 in 128 < b <= 1000, 7e-6 above (falling like 1/b, until in
-    float32 the rounding of the mean, 1e-7 of itself, is more). Entries with b < 0, and those not finite, give NaN. In
-    a shard_map give every shard its own key.
+    float32 the rounding of the mean, 1e-7 of itself, is more). Entries with b < 0, those not finite, and those near the
+    largest number of their dtype, whose moments overflow, give NaN. In a shard_map give every shard its own key.
     """
     dtype = jnp.result_type(b, z, 1.0)
     b, z = jnp.broadcast_arrays(lax.stop_gradient(jnp.asarray(b, dtype)), lax.stop_gradient(jnp.asarray(z, dtype)))
@@ -109,8 +109,8 @@ def sample_polya_gamma(key: Key[Array, ""], b: ArrayLike, z: ArrayLike) -> Float
     exact = (shape == jnp.floor(shape)) & (shape <= EXACT_UP_TO)
     exact_key, series_key = jax.random.split(key)
     draws = sum_of_draws(exact_key, tilt, jnp.where(exact, shape, 0.0).astype(jnp.int32)) / 4
-    draws = add_sum_of_gammas(series_key, jnp.where(exact, 0.0, shape), tilt, draws)
-    return jnp.where(valid, draws.reshape(b.shape), jnp.nan)
+    draws = add_sum_of_gammas(series_key, jnp.where(exact, 0.0, shape), tilt, draws).reshape(b.shape)
+    return jnp.where(valid & jnp.isfinite(draws), draws, jnp.nan)
 
 
 # Density

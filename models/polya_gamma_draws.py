@@ -148,7 +148,8 @@ def _gamma(key: Key[Array, ""], shape: Float[Array, " n"], used: Bool[Array, " n
         tail = -(inside**4) * polynomial((3 / 4, -3 / 5, 3 / 6, -3 / 7, 3 / 8, -3 / 9), inside)
         closed = 3 * (jnp.log1p(inside) - inside) + inside**2 * (1.5 - inside)
         log_accept = d * jnp.where(jnp.abs(inside) < 0.05, tail, closed)
-        accepted = missing & (t > -0.999) & (second < jnp.exp(log_accept))
+        # This way around a shape that overflowed ends the loop: its comparisons are all false.
+        accepted = missing & ~((t <= -0.999) | (second >= jnp.exp(log_accept)))
         value = d * (1 + inside) ** 3 * (1 - third) ** power  # Gamma(a) = Gamma(a + 1) U^(1/a)
         return key, missing & ~accepted, jnp.where(accepted, value, gamma)
 

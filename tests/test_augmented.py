@@ -36,6 +36,14 @@ def marginals(seed=0):
     return Marginals(latents(seed), jnp.asarray(rng.uniform(0.05, 2.0, size=(CLASSES, POINTS))))
 
 
+@pytest.mark.parametrize("logit", [-84.0, -100.0])
+def test_counts_beyond_float32_end_as_a_failure(logit):
+    """Where every logit is that low the rate is some e^-logit: the draw ends, and its sites say that it failed."""
+    likelihood, y, f = LogisticSoftmax(), jnp.asarray(Y), jnp.full((CLASSES, POINTS), logit, jnp.float32)
+    sites = likelihood.sites(y, likelihood.aux_conditional(KEY, y, f))
+    assert not np.isfinite(sites.precision).any()
+
+
 def test_every_augmented_likelihood_is_tested_here():
     registered = {type(make()) for make in LIKELIHOODS.values() if isinstance(make(), AugmentedLikelihood)}
     assert registered == {type(likelihood) for likelihood in AUGMENTED.values()}

@@ -416,6 +416,14 @@ def test_lanes_that_work_down_several_rows_are_filled_in_order(monkeypatch):
     np.testing.assert_array_equal(draws[0::5], 0)
 
 
+def test_the_largest_numbers_end():
+    """Logits of logistic-softmax below -80 in all classes ask for them: the shape of the gamma variable overflows."""
+    b, z = jnp.array([1e30, 1e36, 3e38, 3e38], jnp.float32), jnp.array([80.0, 80.0, 0.1, 88.0], jnp.float32)
+    draws, mean = sample_polya_gamma(jax.random.key(0), b, z), polya_gamma_mean(b, z)
+    assert float(draws[0]) == pytest.approx(float(mean[0]), rel=1e-5) and np.isnan(draws[3])
+    assert np.all(np.isnan(draws) | (np.abs(draws / mean - 1) < 1e-5))
+
+
 def test_invalid_entries_give_nan_and_end():
     b, z = jnp.array([-1, np.nan, np.inf, 1, 1.5]), jnp.array([0, 0, 0, np.nan, np.inf])
     assert np.all(np.isnan(sample_polya_gamma(jax.random.key(0), b, z)))
