@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_omniglot
 
-from runners import published, reproduce
+from runners import published, reproduce, robustness
 from runners.build import build_model
 from runners.comparison_figure import comparison_figure
 from runners.comparisons import Comparison, Method
@@ -243,6 +243,13 @@ def test_kept_tables_are_what_is_written_today(folder, stored):
     diverged = [reproduce.Diverged(**one) for one in stored["diverged"]]
     assert (folder / "table.md").read_text() == reproduce.table(stored["rows"], comparison, config, diverged)
     assert stored["published"] == json.loads(json.dumps([asdict(row) for row in comparison.published]))
+
+
+def test_kept_tables_of_robustness_are_what_is_written_today():
+    folder = KEPT / "flowers102-32"
+    assert (folder / "robustness.md").read_text() == robustness.tables(
+        json.loads((folder / "robustness.json").read_text())
+    )
 
 
 @pytest.mark.parametrize(
