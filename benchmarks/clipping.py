@@ -19,11 +19,11 @@ from scipy.optimize import minimize
 
 import tasks
 from inference.inner import cvi, fit_to_tolerance
-from models.deep_kernel import gaussian_prior
 from models.expectations import MonteCarlo
 from models.gaussian import GaussianPrior, Sites, condition
 from models.likelihoods import LogisticSoftmax
 from models.likelihoods.base import Likelihood
+from models.process import LatentProcess
 from runners import compilation_cache
 from runners.build import Model, load_run
 from runners.data import Shape, draw_episodes, load_splits
@@ -60,7 +60,7 @@ def training_tasks(model: Model, likelihood: Likelihood, own: bool, support_only
         if not support_only:
             positions, y = np.concatenate([positions, one.x_query]), np.concatenate([y, one.y_query])
         features = embed_images(model.deep_kernel, images[positions])
-        prior = jax.tree.map(np.float64, jax.device_get(gaussian_prior(kernel, hyper, features, config.way)))
+        prior = jax.tree.map(np.float64, jax.device_get(LatentProcess(kernel, hyper).prior(features, config.way)))
         if not own:
             prior = prior._replace(mean=np.full_like(prior.mean, likelihood.prior_mean))
         yield prior, y

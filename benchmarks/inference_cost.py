@@ -22,13 +22,12 @@ from timing import Run, by_turns, markdown
 from inference import HYPERGRADIENTS, OBJECTIVES
 from inference.inner import InferenceKernel, cavi, cvi, exact, fit, gibbs
 from inference.outer.objectives import EmbeddedTask, Inner
-from inference.outer.svi import latent_process
 from inference.predictive import predict
 from models import Conv4
-from models.deep_kernel import gaussian_prior, gaussian_query
 from models.kernels import RBF
 from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from models.likelihoods.base import Likelihood
+from models.process import LatentProcess
 
 WAY, TRAIN_QUERY, TEST_QUERY, FEATURES = 5, 16, 15, 64
 CONV4, TORCH = "Conv4", "Conv4 (PyTorch)"
@@ -90,12 +89,12 @@ def training(method: Method, shot: int = 1, way: int = WAY, query: int = TRAIN_Q
 def gradient_of(method: Method, way: int, shot: int, query: int) -> Callable:
     """(hyper-parameters, features [N + Q, D]), key -> objective and its gradient, for the labels of `episode`."""
     y, labelled = episode(way, shot, query)[1], way * shot
-    inner = Inner(method.inference(method.likelihood), method.steps, HYPERGRADIENTS["sites"])
+    inner = Inner(method.inference(method.likelihood), method.steps, HYPERGRADIENTS["sites"], way)
 
     def objective(values: tuple, key: jax.Array) -> jax.Array:
         hyper, x = values
         task = EmbeddedTask(x[:labelled], y[:labelled], x[labelled:], y[labelled:])
-        process = latent_process(RBF(), hyper, way)
+        process = LatentProcess(RBF(), hyper)
         return OBJECTIVES[method.objective](key, inner, method.likelihood, process, task).value
 
     return jax.value_and_grad(objective)
@@ -119,9 +118,9 @@ def whole_test_episode(shot: int = 1) -> dict[str, Run]:
     def whole(key: jax.Array, weights: object, images: jax.Array) -> jax.Array:
         x = forward(weights, images)
         fit_key, predict_key = jax.random.split(key)
-        kernel, prior = cvi(likelihood), gaussian_prior(RBF(), hyper, x[:labelled], WAY)
+        kernel, prior = cvi(likelihood), LatentProcess(RBF(), hyper).prior(x[:labelled], WAY)
         state, _ = fit(fit_key, kernel, prior, y, steps=50)
-        query = gaussian_query(RBF(), hyper, x[:labelled], x[labelled:], WAY)
+        query = LatentProcess(RBF(), hyper).query(x[:labelled], x[labelled:], WAY)
         return predict(predict_key, likelihood, kernel.posterior(state, prior), query)
 
     return {"whole": lambda: whole(jax.random.key(0), weights, images), "forward": lambda: forward(weights, images)}

@@ -26,11 +26,11 @@ from timing import Run, by_turns, markdown
 from evaluation import metrics
 from inference.inner import cvi, fit_to_tolerance, laplace
 from inference.predictive import predict
-from models.deep_kernel import gaussian_prior, gaussian_query
 from models.gaussian import GaussianPrior, Marginals
 from models.kernels import RBF
 from models.likelihoods import Softmax
 from models.polya_gamma import sample_polya_gamma_one
+from models.process import LatentProcess
 
 WAY, SHOT, QUERY, DRAWS, NATURAL_STEPS, GAMMAS = 5, 5, 15, 256, 40, 100_000
 SCALE, LENGTHSCALE = 10.0, 0.8  # s2 and l of k = s2 exp(-|x - z|^2 / (2 D l^2))
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
     @property
     def prior(self) -> GaussianPrior:
-        return gaussian_prior(RBF(), HYPER, jnp.asarray(self.x), self.classes)
+        return LatentProcess(RBF(), HYPER).prior(jnp.asarray(self.x), self.classes)
 
     @property
     def classes(self) -> int:
@@ -222,9 +222,9 @@ def our_classifier(task: Setting, make: Callable) -> Callable[[], jax.Array]:
 
     @jax.jit
     def solve(x: jax.Array, y: jax.Array, new: jax.Array) -> jax.Array:
-        prior = gaussian_prior(RBF(), HYPER, x, way)
+        prior = LatentProcess(RBF(), HYPER).prior(x, way)
         state, _, _ = fit_to_tolerance(jax.random.key(0), kernel, prior, y)
-        query = gaussian_query(RBF(), HYPER, x, new, way)
+        query = LatentProcess(RBF(), HYPER).query(x, new, way)
         return predict(jax.random.key(1), Softmax(), kernel.posterior(state, prior), query)
 
     return lambda: solve(x, y, new)

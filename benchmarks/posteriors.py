@@ -27,8 +27,8 @@ from inference.inner.base import Code
 from inference.mcmc import GibbsKernel, nuts
 from inference.predictive import predict
 from models import KERNELS, LIKELIHOODS
-from models.deep_kernel import gaussian_prior, gaussian_query
 from models.likelihoods.base import AugmentedLikelihood, Likelihood, SmoothLikelihood
+from models.process import LatentProcess
 from runners import compilation_cache
 from runners.build import load_run
 from runners.diagnosis import LabelledTask, first_test_task
@@ -95,8 +95,8 @@ def random_task(seed: int, classes: int, shots: int, queries: int = 15, features
     hyper = {**kernel.initial(), "log_scale": np.log(10.0)}
     support, query = x[: len(y)], x[len(y) :]
     prior, between = (
-        gaussian_prior(kernel, hyper, support, classes),
-        gaussian_query(kernel, hyper, support, query, classes),
+        LatentProcess(kernel, hyper).prior(support, classes),
+        LatentProcess(kernel, hyper).query(support, query, classes),
     )
     return LabelledTask(prior, jnp.asarray(y), between, y_query)
 

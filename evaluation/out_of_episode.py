@@ -27,10 +27,10 @@ from evaluation.resampling import Interval, bootstrap
 from inference.inner.base import Code, settle
 from inference.predictive import draws_of_each, predict_marginals
 from models.block_gaussian import JointMarginals
-from models.deep_kernel import gaussian_prior, gaussian_query
 from models.expectations import MonteCarlo, expect
 from models.gaussian import Marginals, Query
 from models.likelihoods.base import Likelihood, log_densities
+from models.process import LatentProcess
 
 DRAWS = 512
 
@@ -124,9 +124,9 @@ def solve_open(
 
     def one(support: Array, y: Array, queries: Array, key: Array) -> tuple[DetectionScores, Array]:
         fit_key, score_key = jax.random.split(key)
-        prior = gaussian_prior(kernel, hyper, support, way)
+        prior = LatentProcess(kernel, hyper).prior(support, way)
         state, code = settle(fit_key, algorithm, prior, y)
-        new = gaussian_query(kernel, hyper, support, queries, way)
+        new = LatentProcess(kernel, hyper).query(support, queries, way)
         return detection_scores(score_key, likelihood, algorithm.posterior(state, prior), new), code
 
     scores, codes = jax.vmap(one)(support, y, jnp.concatenate([query, other], axis=1), keys)

@@ -21,8 +21,9 @@ from jaxtyping import Array, Float, Key, Shaped
 from inference.inner.base import Code, InferenceKernel, Mask, settle
 from inference.predictive import predict
 from inference.task_temperature import TemperatureMixture, single, task_temperature
-from models.deep_kernel import DeepKernel, check_images, gaussian_prior, gaussian_query
+from models.deep_kernel import DeepKernel, check_images
 from models.likelihoods.base import Likelihood
+from models.process import LatentProcess
 
 CHUNK = 64  # images that pass the network, and queries that are predicted, at a time
 FEW_CLASSES, FEW_POINTS = 5, 128  # up to which classes are padded to FEW_CLASSES
@@ -186,7 +187,7 @@ def _conditioned(
 def _fitted(
     inference: Any, kernel: Any, classes: int, hyper: Any, features: Array, y: Array, mask: Mask, key: Array
 ) -> Any:
-    prior = gaussian_prior(kernel, hyper, features, classes)
+    prior = LatentProcess(kernel, hyper).prior(features, classes)
     state, code = settle(key, inference, prior, y, mask)
     return inference.posterior(state, prior), code
 
@@ -204,7 +205,7 @@ def _own_temperatures(
     key: Array,
     temperatures: tuple[Any, Any],
 ) -> TemperatureMixture:
-    prior = gaussian_prior(kernel, hyper, features, classes)
+    prior = LatentProcess(kernel, hyper).prior(features, classes)
     return task_temperature(key, inference, likelihood, prior, y, *temperatures, mask)
 
 
@@ -212,5 +213,5 @@ def _own_temperatures(
 def _probabilities(
     kernel: Any, likelihood: Any, hyper: Any, features: Array, posterior: Any, present: Array, new: Array, key: Array
 ) -> Array:
-    query = gaussian_query(kernel, hyper, features, new, len(present))
+    query = LatentProcess(kernel, hyper).query(features, new, len(present))
     return predict(key, likelihood, posterior, query, present)

@@ -11,23 +11,7 @@ from jaxtyping import Array, Float, Shaped, UInt8
 from models.backbones import Backbone, TaskBatchNorm
 from models.gaussian import GaussianPrior, Query
 from models.kernels import Hyper, Kernel
-
-
-def gaussian_prior(kernel: Kernel, hyper: Hyper, features: Float[Array, "N D"], classes: int) -> GaussianPrior:
-    """Prior N(a, K) of `classes` latents at features [N, D]; a constant mean and K [N, N] are shared by the classes.
-
-    hyper["mean"] is that constant, 0 where there is none.
-    """
-    mean = jnp.full((classes, features.shape[0]), hyper.get("mean", 0.0), features.dtype)
-    return GaussianPrior(mean, kernel.gram(hyper, features, features), kernel.root(hyper, features))
-
-
-def gaussian_query(
-    kernel: Kernel, hyper: Hyper, support: Float[Array, "N D"], query: Float[Array, "Q D"], classes: int
-) -> Query:
-    """What (G7) needs at query features [Q, D]: mean a_* [C, Q], k_* [Q, N] to the support [N, D], k_** [Q]."""
-    mean = jnp.full((classes, query.shape[0]), hyper.get("mean", 0.0), query.dtype)
-    return Query(mean, kernel.gram(hyper, query, support), kernel.diagonal(hyper, query))
+from models.process import LatentProcess
 
 
 def holds_features(shape: Sequence[int]) -> bool:
@@ -85,6 +69,10 @@ class DeepKernel(nnx.Module):
         """Name -> unconstrained scalar: what the kernel takes, and the prior mean where it is learned."""
         return {name: self.hyper[name][...] for name in starting_values(self.kernel, self.mean)}
 
+    def process(self) -> LatentProcess:
+        """The latent process on features, at the current hyper-parameters."""
+        return LatentProcess(self.kernel, self.hyperparameters())
+
     def priors(self) -> dict[str, dist.Distribution]:
         """One weakly informative prior for each of `hyperparameters`."""
         mean = {} if self.mean is None else {"mean": dist.Normal(self.mean, 2.0)}
@@ -115,7 +103,7 @@ class DeepKernel(nnx.Module):
         self, x: UInt8[Array, "N H W Ch"] | Float[Array, "N H W Ch"], classes: int | None = None
     ) -> GaussianPrior:
         """Prior of the latents at images x [N, H, W, Ch], in evaluation mode."""
-        return gaussian_prior(self.kernel, self.hyperparameters(), self.features(x), self._classes(classes))
+        return self.process().prior(self.features(x), self._classes(classes))
 
     def query(
         self,
@@ -125,7 +113,7 @@ class DeepKernel(nnx.Module):
     ) -> Query:
         """Query of (G7) from x_support [N, H, W, Ch] to x_query [Q, H, W, Ch], in evaluation mode."""
         support, query = self.features(x_support), self.features(x_query)
-        return gaussian_query(self.kernel, self.hyperparameters(), support, query, self._classes(classes))
+        return self.process().query(support, query, self._classes(classes))
 
     def _classes(self, classes: int | None) -> int:
         """The number of latents asked for, or the one given at construction. Raises ValueError without either."""

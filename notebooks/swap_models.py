@@ -21,9 +21,9 @@ import matplotlib.pyplot as plt
 
 from inference.inner import cavi, cvi, exact, fit, gibbs, laplace
 from inference.predictive import predict
-from models.deep_kernel import gaussian_prior, gaussian_query
 from models.kernels import RBF, Cosine, Matern52
 from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from models.process import LatentProcess
 from runners.build import load_run
 from tasks import load, sample_task
 
@@ -96,9 +96,9 @@ plt.show()
 features, new = model.deep_kernel.features(task.x_support), model.deep_kernel.features(task.x_query)
 for kernel in (RBF(), Matern52(), Cosine()):
     hyper = kernel.initial()
-    process = gaussian_prior(kernel, hyper, features, WAY)
+    process = LatentProcess(kernel, hyper).prior(features, WAY)
     state, info = fit(k1, cvi(Softmax()), process, task.y_support, steps=20)
     posterior = cvi(Softmax()).posterior(state, process)
-    p = predict(k2, Softmax(), posterior, gaussian_query(kernel, hyper, features, new, WAY))
+    p = predict(k2, Softmax(), posterior, LatentProcess(kernel, hyper).query(features, new, WAY))
     accuracy = jnp.mean(jnp.argmax(p, axis=1) == task.y_query)
     print(f"{type(kernel).__name__:10} bound {info.elbo[-1]:7.2f}   accuracy {accuracy:.0%}")

@@ -15,9 +15,9 @@ from inference import diagnostics
 from inference.inner import exact
 from inference.inner.base import MAX_STEPS, Info, fit, fit_pooled
 from inference.mcmc import GibbsKernel, nuts
-from models.deep_kernel import gaussian_prior, gaussian_query
 from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood
+from models.process import LatentProcess
 from runners import automatic
 from runners.build import Model, splits_of
 from runners.data import Shape, draw_episodes, queries
@@ -76,8 +76,8 @@ def first_test_task(
         embed_images(model.deep_kernel, images[positions]) for positions in (indices.x_support, indices.x_query)
     )
     kernel, hyper = model.deep_kernel.kernel, model.deep_kernel.hyperparameters()
-    prior = gaussian_prior(kernel, hyper, support, way)
-    between = gaussian_query(kernel, hyper, support, new, way)
+    prior = LatentProcess(kernel, hyper).prior(support, way)
+    between = LatentProcess(kernel, hyper).query(support, new, way)
     return LabelledTask(prior, indices.y_support, between, np.asarray(indices.y_query)), shape
 
 

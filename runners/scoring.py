@@ -22,8 +22,9 @@ from evaluation.out_of_episode import DetectionScores, solve_open
 from inference.inner.base import Code, settle
 from inference.predictive import predict
 from inference.task_temperature import FOLDS, SPREAD, TemperatureMixture, single, task_temperature
-from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
+from models.deep_kernel import DeepKernel
 from models.gaussian import Query
+from models.process import LatentProcess
 from runners.build import Model
 from runners.configuration import HELD_OUT
 from runners.data import Episodes
@@ -157,10 +158,10 @@ def _solve(
 
     def one(support: Array, y: Array, query: Array, key: Array) -> tuple[Array, Array]:
         fit_key, predict_key = jax.random.split(key)
-        prior = gaussian_prior(kernel, hyper, support, way)
+        prior = LatentProcess(kernel, hyper).prior(support, way)
         state, code = settle(fit_key, algorithm, prior, y)
         posterior = algorithm.posterior(state, prior)
-        new = _divided(gaussian_query(kernel, hyper, support, query, way), latent_temperature)
+        new = _divided(LatentProcess(kernel, hyper).query(support, query, way), latent_temperature)
         return predict(predict_key, likelihood, posterior, new), code
 
     return jax.vmap(one)(support, y, query, keys)
@@ -210,7 +211,7 @@ def _solve_temperature(
     algorithm = make_inference(likelihood)
 
     def one(support: Array, y: Array, key: Array) -> TemperatureMixture:
-        prior = gaussian_prior(kernel, hyper, support, way)
+        prior = LatentProcess(kernel, hyper).prior(support, way)
         return task_temperature(key, algorithm, likelihood, prior, y, *temperatures, folds=folds, spread=spread)
 
     return jax.vmap(one)(support, y, keys)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from models import KERNELS
-from models.deep_kernel import gaussian_prior, gaussian_query
 from models.expectations import Points
 from models.gaussian import GaussianPrior, Query
+from models.process import LatentProcess
 
 
 def double(test):
@@ -50,8 +50,8 @@ def problem(seed, classes=3, points=9, queries=5, features=6, scale=4.0, kernel=
     x = jnp.asarray(relu_features(rng, np.concatenate([labels, rng.integers(0, classes, queries)]), features))
     chosen = KERNELS[kernel]()
     hyper = hyper_of(chosen, log_scale=np.log(scale))
-    prior = gaussian_prior(chosen, hyper, x[:points], classes)
-    query = gaussian_query(chosen, hyper, x[:points], x[points:], classes)
+    prior = LatentProcess(chosen, hyper).prior(x[:points], classes)
+    query = LatentProcess(chosen, hyper).query(x[:points], x[points:], classes)
     if mean:
         level = jnp.asarray(rng.normal(size=(classes, 1)))
         prior, query = prior._replace(mean=prior.mean + level), query._replace(mean=query.mean + level)

@@ -11,8 +11,9 @@ from numpyro.contrib.module import nnx_module
 from numpyro.infer import SVI, Trace_ELBO
 
 import models
-from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
+from models.deep_kernel import DeepKernel
 from models.gaussian import GaussianPrior, Query
+from models.process import LatentProcess
 
 SHAPE = (16, 16, 1)
 CELLS = [("mlp", "cosine-bn"), ("mlp", "poly1"), ("identity", "rbf")]
@@ -105,10 +106,10 @@ def test_everything_runs_in_float64():
 def test_free_functions_map_over_tasks():
     kernel = models.KERNELS["rbf"]()
     hyper, features = {"log_scale": 0.1, "log_lengthscale": 0.2}, jax.random.normal(jax.random.key(8), (2, 5, 6))
-    priors = jax.jit(jax.vmap(lambda f: gaussian_prior(kernel, hyper, f, 3)))(features)
-    queries = jax.jit(jax.vmap(lambda f: gaussian_query(kernel, hyper, f[:3], f[3:], 3)))(features)
+    priors = jax.jit(jax.vmap(lambda f: LatentProcess(kernel, hyper).prior(f, 3)))(features)
+    queries = jax.jit(jax.vmap(lambda f: LatentProcess(kernel, hyper).query(f[:3], f[3:], 3)))(features)
     for task in range(2):
-        alone = jax.jit(lambda f: gaussian_prior(kernel, hyper, f, 3))(features[task])
+        alone = jax.jit(lambda f: LatentProcess(kernel, hyper).prior(f, 3))(features[task])
         np.testing.assert_allclose(priors.covariance[task], alone.covariance, rtol=1e-5)
         np.testing.assert_allclose(queries.cross[task], alone.covariance[3:, :3], rtol=1e-5)
 

@@ -23,7 +23,7 @@ import tasks
 from evaluation.calibration import fit_temperature
 from evaluation.out_of_episode import DetectionScores, detect
 from inference.task_temperature import SPREAD, task_temperature
-from models.deep_kernel import gaussian_prior
+from models.process import LatentProcess
 from runners import assessment, build, evaluate, run_directory, scoring, tables
 from runners.build import load_run
 from runners.data import Shape, check_images, draw_episodes, load_splits, subset_of_classes
@@ -270,8 +270,8 @@ def test_each_task_can_learn_its_temperature(tiny_run, tiny_data, capsys):
     assert fewer != found["temperature"] and np.shape(each.weights)[0] == 6
     for number in range(6):
         one = jax.tree.map(lambda values, number=number: values[number], episodes.indices)
-        prior = gaussian_prior(
-            model.deep_kernel.kernel, model.deep_kernel.hyperparameters(), features[one.x_support], 3
+        prior = LatentProcess(model.deep_kernel.kernel, model.deep_kernel.hyperparameters()).prior(
+            features[one.x_support], 3
         )
         alone = task_temperature(
             episodes.keys[number], model.inference, model.likelihood, prior, one.y_support, model.temperature, fewer

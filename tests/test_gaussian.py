@@ -11,7 +11,6 @@ from problems import double, hyper_of, relu_features
 from scipy.stats import multivariate_normal
 
 from models import KERNELS
-from models.deep_kernel import gaussian_prior
 from models.gaussian import (
     GaussianPrior,
     Query,
@@ -23,6 +22,7 @@ from models.gaussian import (
     prior_root,
     zero_sites,
 )
+from models.process import LatentProcess
 
 CLASSES, POINTS, QUERIES = 3, 7, 4
 
@@ -238,7 +238,7 @@ def singular_problem(seed, scale, kernel="cosine", points=85, features=64, dupli
     x = relu_features(rng, labels, features).astype(np.float32)
     x[-duplicates:] = x[:duplicates]
     chosen = KERNELS[kernel]()
-    prior = gaussian_prior(chosen, hyper_of(chosen, log_scale=np.log(scale)), jnp.asarray(x, dtype), 5)
+    prior = LatentProcess(chosen, hyper_of(chosen, log_scale=np.log(scale))).prior(jnp.asarray(x, dtype), 5)
     precision = rng.uniform(0, 0.25, size=(5, points)).astype(np.float32)
     precision[:, ::7] = 0.0
     precision[:, 1] = 1e-12  # saturated
@@ -366,7 +366,7 @@ def moving_kernel(name, points, features, queries=3):
     def at(t):
         hyper = {key: value + t * tilt[key] for key, value in start.items()}
         moved = jnp.asarray(x) + t * jnp.asarray(direction)
-        prior = gaussian_prior(kernel, hyper, moved[:points], CLASSES)
+        prior = LatentProcess(kernel, hyper).prior(moved[:points], CLASSES)
         return prior, kernel.gram(hyper, moved[points:], moved[:points])
 
     return at

@@ -15,11 +15,11 @@ from inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
 from inference.inner import Code, cavi, cvi, exact, fit, fit_to_tolerance, laplace
 from inference.outer.hypergradients import implicit, sites
 from inference.outer.objectives import EmbeddedTask, Inner
-from inference.outer.svi import latent_process
 from models import KERNELS
 from models.expectations import Exact, MonteCarlo
 from models.gaussian import Sites, condition
 from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from models.process import LatentProcess
 
 SUPPORT, LABELS = 3, np.array([0, 1, 2, 0, 2, 1], np.int32)  # the merged task of the objectives
 THETA = np.array([np.log(4.0), 0.2, 0.1])
@@ -32,7 +32,7 @@ def at_theta(theta):
     moved, y = jnp.asarray(x) + theta[2] * jnp.asarray(direction), jnp.asarray(LABELS)
     hyper = {"log_scale": theta[0], "log_lengthscale": theta[1]}
     task = EmbeddedTask(moved[:SUPPORT], y[:SUPPORT], moved[SUPPORT:], y[SUPPORT:])
-    return latent_process(KERNELS["rbf"](), hyper, CLASSES), task
+    return LatentProcess(KERNELS["rbf"](), hyper), task
 
 
 @jax.jit
@@ -125,7 +125,7 @@ def objective_slope(objective, hypergradient, steps, inference="cvi", expectatio
     def slope(theta):
         def value(inner_theta):
             kernel = INFERENCE[inference](likelihood, **settings)
-            inner = Inner(kernel, steps, HYPERGRADIENTS[hypergradient])
+            inner = Inner(kernel, steps, HYPERGRADIENTS[hypergradient], CLASSES)
             process, task = at_theta(inner_theta)
             return OBJECTIVES[objective](jax.random.key(7), inner, likelihood, process, task).value
 
@@ -217,7 +217,7 @@ def claimed_slope(name, objective, hypergradient):
         def value(theta):
             learned = {parameter: theta[3] for parameter in likelihood.parameters()}
             model = likelihood.with_parameters(learned)
-            inner = Inner(constructor(model, **settings), steps, HYPERGRADIENTS[hypergradient])
+            inner = Inner(constructor(model, **settings), steps, HYPERGRADIENTS[hypergradient], CLASSES)
             process, task = at_theta(theta)
             outcome = OBJECTIVES[objective](jax.random.key(7), inner, model, process, task)
             return outcome.value, outcome.info
@@ -340,7 +340,7 @@ def test_kernel_and_noise_are_learned_by_the_marginal_likelihood(inference, obje
     def slope(theta):
         def value(theta):
             model = likelihood.with_parameters({"log_noise": theta[3]})
-            inner = Inner(inference(model), 1, HYPERGRADIENTS[hypergradient])
+            inner = Inner(inference(model), 1, HYPERGRADIENTS[hypergradient], CLASSES)
             process, task = at_theta(theta)
             return OBJECTIVES[objective](jax.random.key(0), inner, model, process, task).value
 

@@ -15,8 +15,8 @@ from problems import relu_features
 from inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
 from inference.inner.base import usable_kernels
 from inference.outer.objectives import EmbeddedTask, Inner, refusal
-from inference.outer.svi import latent_process
 from models import KERNELS, LIKELIHOODS
+from models.process import LatentProcess
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 SUPPORT, LABELS = 3, np.array([0, 1, 2, 0, 2, 1], np.int32)
@@ -71,9 +71,9 @@ def gradient_of(likelihood, inference, objective, mode, steps=3):
 
     def value(x, hyper, parameters):
         model = start.with_parameters(parameters)
-        inner = Inner(INFERENCE[inference](model, **settings), steps, HYPERGRADIENTS[mode])
+        inner = Inner(INFERENCE[inference](model, **settings), steps, HYPERGRADIENTS[mode], 3)
         task = EmbeddedTask(x[:SUPPORT], jnp.asarray(LABELS[:SUPPORT]), x[SUPPORT:], jnp.asarray(LABELS[SUPPORT:]))
-        return OBJECTIVES[objective](jax.random.key(0), inner, model, latent_process(chosen, hyper, 3), task).value
+        return OBJECTIVES[objective](jax.random.key(0), inner, model, LatentProcess(chosen, hyper), task).value
 
     return partial(jax.value_and_grad(value, argnums=(0, 1, 2)), x, hyper, parameters)
 

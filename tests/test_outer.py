@@ -17,10 +17,11 @@ from inference.inner import Code, Info, cvi, exact, gradient
 from inference.outer.hypergradients import sites, unroll
 from inference.outer.loss import Recipe
 from inference.outer.objectives import EmbeddedTask, Inner, Outcome, elbo, evidence, predictive
-from inference.outer.svi import _OuterLoop, latent_process, make_trainer
+from inference.outer.svi import _OuterLoop, make_trainer
 from models import KERNELS, MLP, Conv4, LabelRegression, Softmax
 from models.deep_kernel import DeepKernel
 from models.expectations import GaussHermite
+from models.process import LatentProcess
 from tasks import Task
 
 SHAPE, CLASSES, SUPPORT, POINTS, POOL = (4, 4, 1), 3, 3, 9, 4
@@ -154,8 +155,8 @@ def test_the_loss_is_that_of_the_objective_and_the_priors(single):
         features = model(jnp.asarray(A)[None], train=True)[0]
         y = jnp.asarray(Y)
         task = EmbeddedTask(features[:SUPPORT], y[:SUPPORT], features[SUPPORT:], y[SUPPORT:])
-        process = latent_process(model.kernel, model.hyperparameters(), CLASSES)
-        inner = Inner(RECIPE.inference(likelihood), RECIPE.inner_steps, RECIPE.hypergradient)
+        process = LatentProcess(model.kernel, model.hyperparameters())
+        inner = Inner(RECIPE.inference(likelihood), RECIPE.inner_steps, RECIPE.hypergradient, CLASSES)
         return RECIPE.objective(jax.random.key(0), inner, likelihood, process, task)
 
     outcome = by_hand(model)
@@ -285,9 +286,9 @@ def test_a_likelihood_without_parameters_comes_back_itself(single):
 def test_the_predictive_objective_is_the_log_probability_of_the_queries_labels():
     """Against (R5) by NumPy, for exact inference from the support; queries do not inform each other."""
     likelihood, points = LabelRegression(0.3), np.random.default_rng(0).normal(size=(POINTS, 2))
-    process = latent_process(KERNELS["linear"](), {"log_scale": jnp.log(2.0)}, CLASSES)  # k = 2 x.z / 2
+    process = LatentProcess(KERNELS["linear"](), {"log_scale": jnp.log(2.0)})  # k = 2 x.z / 2
     task = EmbeddedTask(*map(jnp.asarray, (points[:SUPPORT], Y[:SUPPORT], points[SUPPORT:], Y[SUPPORT:])))
-    outcome = predictive(jax.random.key(0), Inner(exact(likelihood), 1, sites), likelihood, process, task)
+    outcome = predictive(jax.random.key(0), Inner(exact(likelihood), 1, sites, CLASSES), likelihood, process, task)
     support, query = points[:SUPPORT], points[SUPPORT:]
     gain = np.linalg.solve(support @ support.T + 0.3 * np.eye(SUPPORT), support @ query.T)
     mean = (2 * np.eye(CLASSES)[Y[:SUPPORT]] - 1).T @ gain

@@ -22,10 +22,11 @@ from numpyro.primitives import mutable
 
 from inference.inner.base import Code, InferenceKernel
 from inference.outer.hypergradients import HyperGradient
-from inference.outer.objectives import EmbeddedTask, Inner, Objective, Outcome, Process
+from inference.outer.objectives import EmbeddedTask, Inner, Objective, Outcome
 from models.deep_kernel import DeepKernel
-from models.kernels import Hyper
+from models.kernels import Hyper, Kernel
 from models.likelihoods.base import Likelihood
+from models.process import LatentProcess
 
 NETWORK, LIKELIHOOD, LOG = "network", "likelihood", "log"
 
@@ -100,12 +101,12 @@ def outer_model(embedding: Embedding, likelihood: Likelihood, tasks: LabelledTas
 class OuterLoss(ELBO):
     """The loss of the outer loop; a subclass of NumPyro's ELBO so that SVI drives it.
 
-    process: hyper-parameters -> latent GP; for_each: makes a function of one task one of a batch of tasks.
+    kernel and classes: those of the latent process; for_each: makes a function of one task one of a batch of tasks.
     """
 
-    def __init__(self, recipe: Recipe, process: Callable[[Hyper], Process], for_each: Callable[[Callable], Callable]):
+    def __init__(self, recipe: Recipe, kernel: Kernel, classes: int, for_each: Callable[[Callable], Callable]):
         super().__init__(num_particles=1)
-        self.recipe, self.process, self.for_each = recipe, process, for_each
+        self.recipe, self.kernel, self.classes, self.for_each = recipe, kernel, classes, for_each
 
     def loss_with_mutable_state(
         self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, tasks: LabelledTasks, keys: Array
@@ -134,8 +135,8 @@ class OuterLoss(ELBO):
     def _task(self, embedded: Embedded, key: Array, features: Array, task: LabelledTasks) -> Outcome:
         shots = task.y_support.shape[0]
         labelled = EmbeddedTask(features[:shots], task.y_support, features[shots:], task.y_query)
-        recipe, process = self.recipe, self.process(embedded.hyper)
-        inner = Inner(recipe.inference(embedded.likelihood), recipe.inner_steps, recipe.hypergradient)
+        recipe, process = self.recipe, LatentProcess(self.kernel, embedded.hyper)
+        inner = Inner(recipe.inference(embedded.likelihood), recipe.inner_steps, recipe.hypergradient, self.classes)
         return recipe.objective(key, inner, embedded.likelihood, process, labelled)
 
 

@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Int, Key
 from inference.inner.base import InferenceKernel, Info
 from inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
 from inference.predictive import predict
-from models.gaussian import GaussianPrior, Query
+from models.gaussian import GaussianPrior
 from models.likelihoods.base import Likelihood
+from models.process import LatentProcess
 
 
 class EmbeddedTask(NamedTuple):
@@ -26,19 +27,13 @@ class EmbeddedTask(NamedTuple):
     y_query: Int[Array, " Q"]
 
 
-class Process(NamedTuple):
-    """The latent GP on features: prior(features) -> GaussianPrior, query(support, query) -> Query."""
-
-    prior: Callable[[Float[Array, "N D"]], GaussianPrior]
-    query: Callable[[Float[Array, "N D"], Float[Array, "Q D"]], Query]
-
-
 class Inner(NamedTuple):
-    """The inner loop of one objective: algorithm, number of steps, and how the gradient crosses it."""
+    """The inner loop of one objective: algorithm, number of steps, how the gradient crosses it, classes of a task."""
 
     kernel: InferenceKernel
     steps: int
     hypergradient: HyperGradient
+    classes: int
 
 
 class Outcome(NamedTuple):
@@ -49,19 +44,21 @@ class Outcome(NamedTuple):
     info: Info
 
 
-Objective = Callable[[Key[Array, ""], Inner, Likelihood, Process, EmbeddedTask], Outcome]
+Objective = Callable[[Key[Array, ""], Inner, Likelihood, LatentProcess, EmbeddedTask], Outcome]
 
 
-def elbo(key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: Process, task: EmbeddedTask) -> Outcome:
+def elbo(
+    key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: LatentProcess, task: EmbeddedTask
+) -> Outcome:
     """(E1) lower bound of the merged task: support and query are one labelled set of N + Q points."""
     del likelihood
-    prior, y = _merged(process, task)
+    prior, y = _merged(process, task, inner.classes)
     fitted = inner.hypergradient(key, inner.kernel, prior, y, None, inner.steps)
     return Outcome(inner.kernel.elbo(fitted.state, fitted.posterior, y, None), len(y), fitted.info)
 
 
 def evidence(
-    key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: Process, task: EmbeddedTask
+    key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: LatentProcess, task: EmbeddedTask
 ) -> Outcome:
     """(E2) log evidence of the merged task's sites; where that is a gradient only, its value is that of (E1).
 
@@ -69,7 +66,7 @@ def evidence(
     learned by (E1) at fixed q.
     """
     del likelihood
-    prior, y = _merged(process, task)
+    prior, y = _merged(process, task, inner.classes)
     fitted = inner.hypergradient(key, inner.kernel, prior, y, None, inner.steps)
     if inner.kernel.log_evidence is None:
         raise ValueError(f"inference {inner.kernel.traits.name} has no sites, so it has no evidence")
@@ -84,13 +81,13 @@ def evidence(
 
 
 def predictive(
-    key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: Process, task: EmbeddedTask
+    key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: LatentProcess, task: EmbeddedTask
 ) -> Outcome:
     """(E3) sum over queries of log E_q[p(y_* | f_*)], q given the support only."""
     fit_key, predict_key = jax.random.split(key)
-    prior = process.prior(task.support)
+    prior = process.prior(task.support, inner.classes)
     fitted = inner.hypergradient(fit_key, inner.kernel, prior, task.y_support, None, inner.steps)
-    query = process.query(task.support, task.query)
+    query = process.query(task.support, task.query, inner.classes)
     probabilities = predict(predict_key, likelihood, fitted.posterior, query)
     own = jnp.take_along_axis(probabilities, task.y_query[:, None], axis=1)
     return Outcome(jnp.sum(jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny))), len(task.y_query), fitted.info)
@@ -127,6 +124,6 @@ def refusal(kernel: InferenceKernel, objective: Objective, hypergradient: HyperG
     return ""
 
 
-def _merged(process: Process, task: EmbeddedTask) -> tuple[GaussianPrior, Array]:
+def _merged(process: LatentProcess, task: EmbeddedTask, classes: int) -> tuple[GaussianPrior, Array]:
     features = jnp.concatenate([task.support, task.query])
-    return process.prior(features), jnp.concatenate([task.y_support, task.y_query])
+    return process.prior(features, classes), jnp.concatenate([task.y_support, task.y_query])

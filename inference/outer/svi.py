@@ -6,7 +6,6 @@ steps that are dispatched together changes it. The loss of a step is that of los
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -31,9 +30,8 @@ from inference.outer.loss import (
     StepLog,
     outer_model,
 )
-from inference.outer.objectives import Outcome, Process, check_combination
-from models.deep_kernel import DeepKernel, gaussian_prior, gaussian_query
-from models.kernels import Hyper
+from inference.outer.objectives import Outcome, check_combination
+from models.deep_kernel import DeepKernel
 from models.likelihoods.base import Likelihood
 
 Sampler = Callable[[Key[Array, ""]], LabelledTasks]
@@ -72,10 +70,9 @@ def make_trainer(
     """
     check_combination(recipe.inference(recipe.likelihood), recipe.objective, recipe.hypergradient)
     network, likelihood = _Network.of(deep_kernel), recipe.likelihood
-    process = partial(latent_process, deep_kernel.kernel, classes=classes)
     # The devices of one process round as one device does; processes wait for each other and take the faster form.
     alone = tasks_per_step == jax.process_count() == (1 if mesh is None else mesh.size)
-    loss = OuterLoss(recipe, process, for_each=_for_one_task if alone else jax.vmap)
+    loss = OuterLoss(recipe, deep_kernel.kernel, classes, for_each=_for_one_task if alone else jax.vmap)
 
     def model(*tasks_and_keys: Any) -> Embedded:
         return outer_model(network.module(), likelihood, *tasks_and_keys)
@@ -212,14 +209,6 @@ def _for_one_task(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], outcome)
 
     return alone
-
-
-def latent_process(kernel: Any, hyper: Hyper, classes: int) -> Process:
-    """The latent GP of a base kernel on features, for one number of classes."""
-    return Process(
-        lambda features: gaussian_prior(kernel, hyper, features, classes),
-        lambda support, query: gaussian_query(kernel, hyper, support, query, classes),
-    )
 
 
 def _restored(like: nnx.State, values: dict) -> nnx.State:

@@ -20,11 +20,11 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from evaluation import metrics
 from inference.inner import Code, InferenceKernel, Mask, cvi, exact, laplace, settle
 from inference.predictive import predict
-from models.deep_kernel import gaussian_prior, gaussian_query
 from models.expectations import MonteCarlo
 from models.kernels import RBF, Hyper
 from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from models.likelihoods.base import Likelihood
+from models.process import LatentProcess
 from runners.studies.reporting import Row, StudyError, folder, new_figure, run_as_script, save, write
 
 NAME, CLASSES, BINS, SPLITS = "iris", 3, 10, 200
@@ -126,12 +126,12 @@ def solve(
 
     def one(key: Array, chosen: Array) -> tuple[Array, Array, Array]:
         fit_key, predict_key, bound_key = jax.random.split(key, 3)
-        prior = gaussian_prior(RBF(), HYPER, x[chosen], CLASSES)
+        prior = LatentProcess(RBF(), HYPER).prior(x[chosen], CLASSES)
         state, code = settle(fit_key, kernel, prior, y[chosen], mask)
         q = kernel.posterior(state, prior)
         points = MonteCarlo(BOUND_DRAWS).points(bound_key, CLASSES, x.dtype)
         data = jnp.where(real, Softmax().expected_log_prob(y[chosen], q.marginals, points), 0.0)
-        query = gaussian_query(RBF(), HYPER, x[chosen], x, CLASSES)
+        query = LatentProcess(RBF(), HYPER).query(x[chosen], x, CLASSES)
         return predict(predict_key, likelihood, q, query), jnp.sum(data) - q.kl, code
 
     return jax.lax.map(lambda pair: one(*pair), (keys, train), batch_size=min(len(keys), BLOCK))
