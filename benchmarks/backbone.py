@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from flax import nnx
 from timing import Run, by_turns
 
-from models import Conv4
-from models.convolution import EPSILON, max_pool
+from fewshot.models import Conv4
+from fewshot.models.convolution import EPSILON, max_pool
 
 IMAGES, SHAPE = 85, (28, 28, 1)
 

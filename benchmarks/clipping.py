@@ -17,17 +17,17 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import minimize
 
-import tasks
-from inference.inner import cvi, fit_to_tolerance
-from models.expectations import MonteCarlo
-from models.gaussian import GaussianPrior, Sites, condition
-from models.likelihoods import LogisticSoftmax
-from models.likelihoods.base import Likelihood
-from models.process import LatentProcess
-from runners import compilation_cache
-from runners.build import Model, load_run
-from runners.data import Shape, draw_episodes, load_splits
-from runners.scoring import embed_images
+from fewshot import tasks
+from fewshot.evaluation.episodes import Shape, draw_episodes
+from fewshot.evaluation.scoring import embed_images
+from fewshot.inference.inner import cvi, fit_to_tolerance
+from fewshot.learners import GaussianProcess
+from fewshot.models.expectations import MonteCarlo
+from fewshot.models.gaussian import GaussianPrior, Sites, condition
+from fewshot.models.likelihoods import LogisticSoftmax
+from fewshot.models.likelihoods.base import Likelihood
+from fewshot.runners.cli import compilation_cache
+from fewshot.training.run import Run, load_run
 
 NODES = 256
 
@@ -36,31 +36,31 @@ def main() -> None:
     """Prints a line for each kind of task."""
     arguments = parse()
     compilation_cache.enable()
-    model = load_run(arguments.run_dir)
-    own = isinstance(model.likelihood, LogisticSoftmax)
-    likelihood = model.likelihood if own else LogisticSoftmax()
+    run = load_run(arguments.run_dir)
+    if not isinstance(run.learner, GaussianProcess):
+        raise SystemExit(f"expected a run of a Gaussian process, got learner {run.config.learner}; name another run")
+    own = isinstance(run.learner.likelihood, LogisticSoftmax)
+    likelihood = run.learner.likelihood if own else LogisticSoftmax()
     for name, support_only in (("support", True), ("support and query", False)):
         found = []
-        for number, task in enumerate(training_tasks(model, likelihood, own, support_only, arguments.episodes)):
+        for number, task in enumerate(training_tasks(run, likelihood, own, support_only, arguments.episodes)):
             found.append(examine(jax.random.key(number), likelihood, *task, number < arguments.optimised))
             print(number, found[-1], file=sys.stderr, flush=True)
         report(name, found)
 
 
-def training_tasks(model: Model, likelihood: Likelihood, own: bool, support_only: bool, count: int) -> Any:
+def training_tasks(run: Run, likelihood: Likelihood, own: bool, support_only: bool, count: int) -> Any:
     """Prior and labels of training tasks."""
-    config = model.config
-    dataset = load_splits(config.dataset, None).train
+    config, learner, dataset = run.config, run.learner, run.splits().train
     episodes = draw_episodes(1, "train", dataset, Shape(config.way, config.shot, config.query), count).indices
-    images, kernel = tasks.flat_images(dataset), model.deep_kernel.kernel
-    hyper = model.deep_kernel.hyperparameters()
+    images, process = tasks.flat_images(dataset), learner.deep_kernel.process()
     for number in range(count):
         one = jax.tree.map(lambda values, n=number: np.asarray(values[n]), episodes)
         positions, y = (one.x_support, one.y_support)
         if not support_only:
             positions, y = np.concatenate([positions, one.x_query]), np.concatenate([y, one.y_query])
-        features = embed_images(model.deep_kernel, images[positions])
-        prior = jax.tree.map(np.float64, jax.device_get(LatentProcess(kernel, hyper).prior(features, config.way)))
+        features = embed_images(learner, images[positions])
+        prior = jax.tree.map(np.float64, jax.device_get(process.prior(features, config.way)))
         if not own:
             prior = prior._replace(mean=np.full_like(prior.mean, likelihood.prior_mean))
         yield prior, y

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evaluation import metrics
-from evaluation.calibration import fit_temperature
-from runners import automatic, compilation_cache, console, scoring
-from runners.build import Model, load_run
-from runners.data import EVALUATION_SEED, Shape, draw_episodes, load_splits, queries
-from tasks import Dataset, make_dataset
+from fewshot.evaluation import metrics, scoring
+from fewshot.evaluation.calibration import fit_temperature
+from fewshot.evaluation.episodes import EVALUATION_SEED, Shape, draw_episodes, queries
+from fewshot.evaluation.text import format_markdown
+from fewshot.runners.cli import compilation_cache
+from fewshot.tasks import Dataset, make_dataset
+from fewshot.training.run import Run, load_run
 
 HEADER = ["run", "data set", "shot", "division", "accuracy", "other accuracy", "temperature", "ECE", "least", "own"]
 LEGEND = """
@@ -40,31 +41,30 @@ def main() -> None:
     """Print the table, and write it as Markdown."""
     arguments = parse()
     compilation_cache.enable()
-    rows = [row for run in arguments.runs for row in rows_of(run, arguments)]
+    rows = [row for path in arguments.runs for row in rows_of(path, arguments)]
     asked = (
         f"`python benchmarks/divisions.py {' '.join(arguments.runs)}`: {arguments.episodes:,} episodes of each side."
     )
-    page = "\n\n".join(["# Classes that validate, divided anew", asked, console.format_markdown(HEADER, rows) + LEGEND])
+    page = "\n\n".join(["# Classes that validate, divided anew", asked, format_markdown(HEADER, rows) + LEGEND])
     print(page)
     if arguments.out:
         Path(arguments.out).write_text(page + "\n")
 
 
-def rows_of(run: str, arguments: argparse.Namespace) -> list[list[str]]:
+def rows_of(path: str, arguments: argparse.Namespace) -> list[list[str]]:
     """The published division, and mean and standard deviation over random ones."""
-    model = load_run(run)
-    splits = load_splits(model.config.dataset, arguments.data_root)
+    run = load_run(path)
+    config, splits = run.config, run.splits(arguments.data_root)
     joined, validating = join(splits.validation, splits.test), splits.validation.classes
-    features = scoring.embed(model.deep_kernel, joined)
+    features = scoring.embed(run.learner, joined)
     orders = [np.random.default_rng(seed).permutation(joined.classes) for seed in range(arguments.divisions)]
     published, *others = [
-        divide(model, features, joined, np.split(order, [validating]), arguments.episodes)
+        divide(run, features, joined, np.split(order, [validating]), arguments.episodes)
         for order in [np.arange(joined.classes), *orders]
     ]
     drawn = np.array(others)
     met = (drawn[:, Division._fields.index("ece")] <= 0.01).sum()
-    name = [f"{model.config.likelihood}, {model.config.inference}, {model.config.episodes:,} episodes"]
-    name += [model.config.dataset, str(model.config.shot)]
+    name = [f"{config.likelihood}, {config.inference}, {config.episodes:,} episodes", config.dataset, str(config.shot)]
     return [
         [*name, "published", *(f"{number:.3f}" for number in published)],
         [*name, f"{len(others)} random, ECE of {met} at most 0.01"]
@@ -72,22 +72,22 @@ def rows_of(run: str, arguments: argparse.Namespace) -> list[list[str]]:
     ]
 
 
-def divide(model: Model, features: np.ndarray, joined: Dataset, sides: list[np.ndarray], episodes: int) -> Division:
+def divide(run: Run, features: np.ndarray, joined: Dataset, sides: list[np.ndarray], episodes: int) -> Division:
     """Fit a temperature on the first side's classes and judge it on the second's."""
-    first, second = (scored(model, features, classes_of(joined, side), episodes) for side in sides)
+    first, second = (scored(run, features, classes_of(joined, side), episodes) for side in sides)
     fitted, best = (fit_temperature(one.probabilities, one.labels) for one in (first, second))
     return Division(
         metrics.accuracy(second.probabilities, second.labels),
         metrics.accuracy(first.probabilities, first.labels),
         fitted,
-        *(ece(second.tempered(temperature)) for temperature in (fitted, best, model.temperature)),
+        *(ece(second.tempered(temperature)) for temperature in (fitted, best, run.temperature)),
     )
 
 
-def scored(model: Model, features: np.ndarray, dataset: Dataset, episodes: int) -> scoring.Scores:
+def scored(run: Run, features: np.ndarray, dataset: Dataset, episodes: int) -> scoring.Scores:
     """Episodes of the run's own way and shot, at temperature 1."""
-    shape = Shape(model.config.way, model.config.shot, queries(dataset, model.config.shot, automatic.TEST_QUERIES))
-    return scoring.score(model, features, draw_episodes(EVALUATION_SEED, "test", dataset, shape, episodes))
+    shape = Shape(run.config.way, run.config.shot, queries(dataset, run.config.shot))
+    return scoring.score(run.learner, features, draw_episodes(EVALUATION_SEED, "test", dataset, shape, episodes))
 
 
 def join(one: Dataset, other: Dataset) -> Dataset:

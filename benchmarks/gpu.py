@@ -31,18 +31,17 @@ from flax import nnx
 from roofline import count
 from timing import clock, markdown
 
-from inference.inner import cvi
-from inference.outer.hypergradients import sites
-from inference.outer.objectives import elbo
-from inference.outer.svi import Recipe, Trainer, make_trainer
-from models import KERNELS, Conv4, Softmax
-from models.convolution import conv3x3
-from models.deep_kernel import DeepKernel
-from models.gaussian import GaussianPrior, Sites, condition
-from models.polya_gamma import sample_polya_gamma_one
-from runners import meta_train
-from runners.configuration import RunConfig
-from tasks import make_dataset, sample_task
+from fewshot.inference.inner import cvi
+from fewshot.inference.outer.svi import Trainer, make_trainer
+from fewshot.learners import GaussianProcess
+from fewshot.models import KERNELS, Conv4, Softmax
+from fewshot.models.convolution import conv3x3
+from fewshot.models.deep_kernel import DeepKernel
+from fewshot.models.gaussian import GaussianPrior, Sites, condition
+from fewshot.models.polya_gamma import sample_polya_gamma_one
+from fewshot.runners import meta_train
+from fewshot.tasks import make_dataset, sample_task
+from fewshot.training.configuration import RunConfig
 
 WAY, SHOT, QUERY, INNER_STEPS = 5, 1, 16, 10
 IMAGES = WAY * (SHOT + QUERY)
@@ -104,13 +103,12 @@ def trainer(shape: tuple[int, int, int], width: int, tasks: int, precision: str)
     patterns = rng.integers(0, 256, (64, *shape))[labels]
     noisy = np.clip(patterns + rng.normal(0, 30, (len(labels), *shape)), 0, 255).astype(np.uint8)
     network = Conv4(shape, rngs=nnx.Rngs(0), width=width, precision=precision)
+    deep_kernel = DeepKernel(network, KERNELS["rbf"](), rngs=nnx.Rngs(1), classes=WAY)
     return make_trainer(
         jax.random.key(0),
-        DeepKernel(network, KERNELS["rbf"](), rngs=nnx.Rngs(1)),
-        Recipe(Softmax(), cvi, elbo, sites, INNER_STEPS),
+        GaussianProcess(deep_kernel, Softmax(), cvi, inner_steps=INNER_STEPS),
         jax.tree_util.Partial(_draw, make_dataset(noisy, labels)),
         optax.adam(1e-3),
-        classes=WAY,
         tasks_per_step=tasks,
     )
 

@@ -19,15 +19,15 @@ import numpy as np
 from flax import nnx
 from timing import Run, by_turns, markdown
 
-from inference import HYPERGRADIENTS, OBJECTIVES
-from inference.inner import InferenceKernel, cavi, cvi, exact, fit, gibbs
-from inference.outer.objectives import EmbeddedTask, Inner
-from inference.predictive import predict
-from models import Conv4
-from models.kernels import RBF
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from models.likelihoods.base import Likelihood
-from models.process import LatentProcess
+from fewshot.inference import HYPERGRADIENTS, OBJECTIVES
+from fewshot.inference.inner import InferenceKernel, cavi, cvi, exact, fit, gibbs
+from fewshot.inference.outer.objectives import EmbeddedTask, Inner
+from fewshot.inference.predictive import predict
+from fewshot.models import Conv4
+from fewshot.models.kernels import RBF
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.process import LatentProcess
 
 WAY, TRAIN_QUERY, TEST_QUERY, FEATURES = 5, 16, 15, 64
 CONV4, TORCH = "Conv4", "Conv4 (PyTorch)"
@@ -94,8 +94,7 @@ def gradient_of(method: Method, way: int, shot: int, query: int) -> Callable:
     def objective(values: tuple, key: jax.Array) -> jax.Array:
         hyper, x = values
         task = EmbeddedTask(x[:labelled], y[:labelled], x[labelled:], y[labelled:])
-        process = LatentProcess(RBF(), hyper)
-        return OBJECTIVES[method.objective](key, inner, method.likelihood, process, task).value
+        return OBJECTIVES[method.objective](key, inner, method.likelihood, LatentProcess(RBF(), hyper), task).value
 
     return jax.value_and_grad(objective)
 
@@ -118,9 +117,9 @@ def whole_test_episode(shot: int = 1) -> dict[str, Run]:
     def whole(key: jax.Array, weights: object, images: jax.Array) -> jax.Array:
         x = forward(weights, images)
         fit_key, predict_key = jax.random.split(key)
-        kernel, prior = cvi(likelihood), LatentProcess(RBF(), hyper).prior(x[:labelled], WAY)
+        kernel, process = cvi(likelihood), LatentProcess(RBF(), hyper)
+        prior, query = process.prior(x[:labelled], WAY), process.query(x[:labelled], x[labelled:], WAY)
         state, _ = fit(fit_key, kernel, prior, y, steps=50)
-        query = LatentProcess(RBF(), hyper).query(x[:labelled], x[labelled:], WAY)
         return predict(predict_key, likelihood, kernel.posterior(state, prior), query)
 
     return {"whole": lambda: whole(jax.random.key(0), weights, images), "forward": lambda: forward(weights, images)}

@@ -23,14 +23,14 @@ import numpy as np
 from inference_cost import episode
 from timing import Run, by_turns, markdown
 
-from evaluation import metrics
-from inference.inner import cvi, fit_to_tolerance, laplace
-from inference.predictive import predict
-from models.gaussian import GaussianPrior, Marginals
-from models.kernels import RBF
-from models.likelihoods import Softmax
-from models.polya_gamma import sample_polya_gamma_one
-from models.process import LatentProcess
+from fewshot.evaluation import metrics
+from fewshot.inference.inner import cvi, fit_to_tolerance, laplace
+from fewshot.inference.predictive import predict
+from fewshot.models.gaussian import GaussianPrior, Marginals
+from fewshot.models.kernels import RBF
+from fewshot.models.likelihoods import Softmax
+from fewshot.models.polya_gamma import sample_polya_gamma_one
+from fewshot.models.process import LatentProcess
 
 WAY, SHOT, QUERY, DRAWS, NATURAL_STEPS, GAMMAS = 5, 5, 15, 256, 40, 100_000
 SCALE, LENGTHSCALE = 10.0, 0.8  # s2 and l of k = s2 exp(-|x - z|^2 / (2 D l^2))
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 
     @property
     def prior(self) -> GaussianPrior:
-        return LatentProcess(RBF(), HYPER).prior(jnp.asarray(self.x), self.classes)
+        return PROCESS.prior(jnp.asarray(self.x), self.classes)
 
     @property
     def classes(self) -> int:
@@ -64,7 +64,7 @@ class Outcome(NamedTuple):
     ratio: str
 
 
-HYPER = {"log_scale": math.log(SCALE), "log_lengthscale": math.log(LENGTHSCALE)}
+PROCESS = LatentProcess(RBF(), {"log_scale": math.log(SCALE), "log_lengthscale": math.log(LENGTHSCALE)})
 
 
 def main() -> None:
@@ -222,10 +222,9 @@ def our_classifier(task: Setting, make: Callable) -> Callable[[], jax.Array]:
 
     @jax.jit
     def solve(x: jax.Array, y: jax.Array, new: jax.Array) -> jax.Array:
-        prior = LatentProcess(RBF(), HYPER).prior(x, way)
+        prior = PROCESS.prior(x, way)
         state, _, _ = fit_to_tolerance(jax.random.key(0), kernel, prior, y)
-        query = LatentProcess(RBF(), HYPER).query(x, new, way)
-        return predict(jax.random.key(1), Softmax(), kernel.posterior(state, prior), query)
+        return predict(jax.random.key(1), Softmax(), kernel.posterior(state, prior), PROCESS.query(x, new, way))
 
     return lambda: solve(x, y, new)
 

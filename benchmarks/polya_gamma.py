@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.polya_gamma import sample_polya_gamma, sample_polya_gamma_one
+from fewshot.models.polya_gamma import sample_polya_gamma, sample_polya_gamma_one
 
 SHAPES = (2.0, 5.0, 30.0, 128.0, 0.5, 200.0, 1e4)  # timed on a tenth of the entries
 

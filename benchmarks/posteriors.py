@@ -20,18 +20,20 @@ import numpy as np
 from numpyro.infer import MCMC
 from scipy.stats import norm
 
-from inference import diagnostics
-from inference.evidence import Estimate, annealed_evidence, bound
-from inference.inner import cavi, cvi, fit_to_tolerance, laplace
-from inference.inner.base import Code
-from inference.mcmc import GibbsKernel, nuts
-from inference.predictive import predict
-from models import KERNELS, LIKELIHOODS
-from models.likelihoods.base import AugmentedLikelihood, Likelihood, SmoothLikelihood
-from models.process import LatentProcess
-from runners import compilation_cache
-from runners.build import load_run
-from runners.diagnosis import LabelledTask, first_test_task
+from fewshot.evaluation.diagnosis import LabelledTask, labelled_task
+from fewshot.evaluation.episodes import Shape, draw_episodes
+from fewshot.inference import diagnostics
+from fewshot.inference.evidence import Estimate, annealed_evidence, bound
+from fewshot.inference.inner import cavi, cvi, fit_to_tolerance, laplace
+from fewshot.inference.inner.base import Code
+from fewshot.inference.mcmc import GibbsKernel, nuts
+from fewshot.inference.predictive import predict
+from fewshot.learners import GaussianProcess
+from fewshot.models import KERNELS, LIKELIHOODS
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Likelihood, SmoothLikelihood
+from fewshot.models.process import LatentProcess
+from fewshot.runners.cli import compilation_cache
+from fewshot.training.run import load_run
 
 NAMES = ("softmax", "logistic-softmax", "one-vs-each")
 REPEATS = 5  # of a compiled fit, whose shortest time is shown
@@ -77,11 +79,17 @@ def tasks(arguments: argparse.Namespace) -> dict[str, LabelledTask]:
     """Both tasks by name."""
     found = {"3 classes, 12 points": random_task(arguments.seed, 3, 4)}
     if arguments.run:
-        task, _ = first_test_task(
-            load_run(arguments.run), way=5, shot=5, query=15, seed=arguments.seed, data_root=arguments.data_root
-        )
-        return {**found, "5-way 5-shot, test task of a run": task}
+        return {**found, "5-way 5-shot, test task of a run": task_of_run(arguments)}
     return {**found, "5-way 5-shot": random_task(arguments.seed, 5, 5)}
+
+
+def task_of_run(arguments: argparse.Namespace) -> LabelledTask:
+    """The first 5-way 5-shot test task of a run's data set, on its features and with its kernel."""
+    run = load_run(arguments.run)
+    if not isinstance(run.learner, GaussianProcess):
+        raise SystemExit(f"expected a run of a Gaussian process, got learner {run.config.learner}; name another run")
+    test = run.splits(arguments.data_root).test
+    return labelled_task(run.learner, test, draw_episodes(arguments.seed, "test", test, Shape(5, 5, 15), 1))
 
 
 def random_task(seed: int, classes: int, shots: int, queries: int = 15, features: int = 16) -> LabelledTask:
@@ -92,12 +100,9 @@ def random_task(seed: int, classes: int, shots: int, queries: int = 15, features
     labels = np.concatenate([y, y_query])
     x = jnp.asarray(np.maximum(centres[labels] + 1.2 * rng.normal(size=(len(labels), features)), 0), jnp.float32)
     kernel = KERNELS["rbf"]()
-    hyper = {**kernel.initial(), "log_scale": np.log(10.0)}
+    process = LatentProcess(kernel, {**kernel.initial(), "log_scale": np.log(10.0)})
     support, query = x[: len(y)], x[len(y) :]
-    prior, between = (
-        LatentProcess(kernel, hyper).prior(support, classes),
-        LatentProcess(kernel, hyper).query(support, query, classes),
-    )
+    prior, between = process.prior(support, classes), process.query(support, query, classes)
     return LabelledTask(prior, jnp.asarray(y), between, y_query)
 
 

@@ -77,7 +77,7 @@ def loop() -> None:
     import backbone
     import jax
 
-    from runners import processor
+    from fewshot.runners.cli import processor
 
     processor.tune()
     step = backbone.gradient(backbone.ours())

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from inference_cost import Method, episode, gradient_of, hyperparameters
 from timing import by_turns, markdown
 
-from inference.inner import cavi, cvi, exact, gibbs
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.inference.inner import cavi, cvi, exact, gibbs
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 
 
 class Case(NamedTuple):

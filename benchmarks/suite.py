@@ -18,7 +18,7 @@ from inference_cost import METHODS, TRAIN_QUERY, WAY, training, whole_test_episo
 from timing import Run, clock, seconds
 from training_step import training_step
 
-from runners import processor
+from fewshot.runners.cli import processor
 
 pytestmark = pytest.mark.filterwarnings("default")  # peers warn about their own insides
 ROUNDS = 20

@@ -9,19 +9,20 @@ class or more, that of the temperatures which tasks learn from their own labelle
 
 import argparse
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from evaluation import metrics
-from evaluation.calibration import NEW_CLASSES, fit_temperature, for_new_classes
-from inference.task_temperature import SPREAD
-from runners import automatic, compilation_cache, console, scoring
-from runners.build import Model, load_run
-from runners.data import EVALUATION_SEED, Episodes, Shape, calibration_episodes, draw_episodes, load_splits, queries
-from tasks import Dataset
+from fewshot.evaluation import metrics, scoring
+from fewshot.evaluation.calibration import NEW_CLASSES, fit_temperature, for_new_classes
+from fewshot.evaluation.episodes import EVALUATION_SEED, Episodes, Shape, draw_episodes, queries
+from fewshot.evaluation.text import format_markdown
+from fewshot.learners.task_temperature import SPREAD
+from fewshot.runners.cli import compilation_cache
+from fewshot.tasks import Dataset
+from fewshot.training.data import calibration_episodes
+from fewshot.training.run import Run, load_run
 
 RISES = (0.0, 0.1, NEW_CLASSES, 0.3, 0.4)
 SPREADS = (0.1, SPREAD, 0.3, 0.5, 0.8)
@@ -42,7 +43,7 @@ def main() -> None:
     """Print both tables, and write them as Markdown."""
     arguments = parse()
     compilation_cache.enable()
-    found = [measure(run, arguments) for run in arguments.runs]
+    found = [measure(named, arguments) for named in arguments.runs]
     asked = (
         f"`python benchmarks/temperatures.py {' '.join(arguments.runs)}`, {arguments.episodes} episodes of each split."
     )
@@ -52,40 +53,42 @@ def main() -> None:
         Path(arguments.out).write_text(page + "\n")
 
 
-def measure(run: str, arguments: argparse.Namespace) -> Measured:
+def measure(named: str, arguments: argparse.Namespace) -> Measured:
     """All numbers of one run, at its own number of labelled images or another."""
-    path, _, given = run.partition(":")
-    model = load_run(path)
-    config, splits = model.config, load_splits(model.config.dataset, arguments.data_root)
+    path, _, given = named.partition(":")
+    run = load_run(path)
+    config, splits = run.config, run.splits(arguments.data_root)
     shot = int(given or config.shot)
-    fitted = fitted_on_training(model, splits.train, shot)
+    fitted = fitted_on_training(run, splits.train, shot)
     validation = splits.validation
-    shape = Shape(config.way, shot, queries(validation, shot, automatic.TEST_QUERIES))
+    shape = Shape(config.way, shot, queries(validation, shot))
     episodes = draw_episodes(EVALUATION_SEED, "validation", validation, shape, arguments.episodes)
-    features = scoring.embed(model.deep_kernel, validation)
-    raw = scoring.score(model, features, episodes)
+    features = scoring.embed(run.learner, validation)
+    raw = scoring.score(run.learner, features, episodes)
     rise = math.log(fit_temperature(raw.probabilities, raw.labels) / fitted)
     at_rises = [nll(raw.tempered(fitted * math.exp(by))) for by in RISES]
-    at_spreads = adapted(model, features, episodes, raw, fitted, splits.train) if shot > 1 else []
+    at_spreads = adapted(run, features, episodes, raw, fitted, splits.train) if shot > 1 else []
     name = f"{config.likelihood}, {config.inference}, {config.episodes:,} episodes", config.dataset, str(shot)
     print(*name, f"{rise:+.3f}", flush=True)
     return Measured(name, math.log(fitted), rise, at_rises, at_spreads)
 
 
-def fitted_on_training(model: Model, train: Dataset, shot: int) -> float:
+def fitted_on_training(run: Run, train: Dataset, shot: int) -> float:
     """The temperature of least NLL on training classes."""
-    known, episodes = calibration_episodes(model.config, train, model.config.way, shot)
-    scores = scoring.score(model, scoring.embed(model.deep_kernel, known), episodes)
+    known, episodes = calibration_episodes(run.config, train, run.config.way, shot)
+    scores = scoring.score(run.learner, scoring.embed(run.learner, known), episodes)
     return fit_temperature(scores.probabilities, scores.labels)
 
 
 def adapted(
-    model: Model, features: np.ndarray, episodes: Episodes, raw: scoring.Scores, fitted: float, train: Dataset
+    run: Run, features: np.ndarray, episodes: Episodes, raw: scoring.Scores, fitted: float, train: Dataset
 ) -> list[float]:
     """NLL at the temperatures that tasks learn, for every standard deviation about the risen one."""
-    risen = replace(model, temperature=for_new_classes(fitted))
-    fewer = for_new_classes(fitted_on_training(model, train, episodes.shape.shot - 1))
-    learned = (scoring.task_temperatures(risen, features, episodes, fewer, spread=spread) for spread in SPREADS)
+    risen = for_new_classes(fitted)
+    fewer = for_new_classes(fitted_on_training(run, train, episodes.shape.shot - 1))
+    learned = (
+        scoring.task_temperatures(run.learner, features, episodes, risen, fewer, spread=spread) for spread in SPREADS
+    )
     return [nll(raw.tempered(each)) for each in learned]
 
 
@@ -99,14 +102,14 @@ def tables(found: list[Measured]) -> str:
     header = [*RUN, "log T of training classes", "rise to validation classes", *(f"NLL, risen by {by}" for by in RISES)]
     rows = [[*one.name, f"{one.log_temperature:.3f}", f"{one.rise:+.3f}", *cells(one.at_rises)] for one in found]
     rise, at_rises = np.mean([one.rise for one in found]), np.mean([one.at_rises for one in found], axis=0)
-    parts = [console.format_markdown(header, [*rows, ["mean", "", "", "", f"{rise:+.3f}", *cells(at_rises)]])]
+    parts = [format_markdown(header, [*rows, ["mean", "", "", "", f"{rise:+.3f}", *cells(at_rises)]])]
     several = [one for one in found if one.at_spreads]
     if several:
         header = [*RUN, *(f"NLL, spread {spread}" for spread in SPREADS)]
         means = cells(np.mean([one.at_spreads for one in several], axis=0))
         parts.append(
             f"Learned by every task from its own labelled images, about a temperature risen by {NEW_CLASSES}:\n\n"
-            + console.format_markdown(
+            + format_markdown(
                 header, [*([*one.name, *cells(one.at_spreads)] for one in several), ["mean", "", "", *means]]
             )
         )

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from runners import processor
+from fewshot.runners.cli import processor
 
 Run = Callable[[], Any]
 

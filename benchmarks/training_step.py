@@ -14,13 +14,13 @@ import optax
 from flax import nnx
 from timing import Run, by_turns
 
-from inference import HYPERGRADIENTS, OBJECTIVES
-from inference.inner import cvi
-from inference.outer.svi import Recipe, make_trainer
-from models import KERNELS, Conv4
-from models.deep_kernel import DeepKernel
-from models.likelihoods import Softmax
-from tasks.episodes import make_dataset, sample_task
+from fewshot.inference.inner import cvi
+from fewshot.inference.outer.svi import make_trainer
+from fewshot.learners import GaussianProcess
+from fewshot.models import KERNELS, Conv4
+from fewshot.models.deep_kernel import DeepKernel
+from fewshot.models.likelihoods import Softmax
+from fewshot.tasks.episodes import make_dataset, sample_task
 
 WAY, QUERY, IMAGE = 5, 16, (28, 28, 1)
 
@@ -40,15 +40,13 @@ def training_step(arguments: argparse.Namespace) -> Run:
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(50), arguments.shot + QUERY)
     dataset = make_dataset(rng.integers(0, 256, (len(labels), *IMAGE)).astype(np.uint8), labels)
-    network = DeepKernel(Conv4(IMAGE, rngs=nnx.Rngs(0)), KERNELS[arguments.kernel](), rngs=nnx.Rngs(1))
-    recipe = Recipe(Softmax(), cvi, OBJECTIVES["elbo"], HYPERGRADIENTS["sites"], arguments.inner_steps)
+    network, kernel = Conv4(IMAGE, rngs=nnx.Rngs(0)), KERNELS[arguments.kernel]()
+    deep_kernel = DeepKernel(network, kernel, rngs=nnx.Rngs(1), classes=WAY)
     trainer = make_trainer(
         jax.random.key(0),
-        network,
-        recipe,
+        GaussianProcess(deep_kernel, Softmax(), cvi, inner_steps=arguments.inner_steps),
         lambda key: sample_task(key, dataset, WAY, arguments.shot, QUERY),
         optax.adam(1e-3),
-        classes=WAY,
     )
     state = trainer.init()
 

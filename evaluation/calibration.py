@@ -9,9 +9,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import minimize_scalar
 
-from evaluation.calibration_error import ece
-from evaluation.predictions import Labels, Probabilities
-from inference.predictive import temper
+from fewshot.evaluation.calibration_error import ece
+from fewshot.evaluation.predictions import Labels, Probabilities
+from fewshot.inference.predictive import temper
 
 BOUNDS = (0.05, 20.0)
 # New classes are harder for a network than those that it was trained on: by how much the log temperature of least NLL

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from evaluation.predictions import Labels, Probabilities, checked, of_labels
+from fewshot.evaluation.predictions import Labels, Probabilities, checked, of_labels
 
 BINS = 15
 

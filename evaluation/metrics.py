@@ -10,11 +10,11 @@ from jax import Array
 from jaxtyping import Bool, Float
 from scipy.stats import rankdata
 
-from evaluation.calibration_error import BINS, ERRORS, brier_decomposition, equal_width, mean_gap
-from evaluation.calibration_error import ece as ece
-from evaluation.calibration_error import mce as mce
-from evaluation.predictions import Labels, Probabilities, checked, confidence_and_right, of_labels
-from evaluation.resampling import Interval, bootstrap, floors
+from fewshot.evaluation.calibration_error import BINS, ERRORS, brier_decomposition, equal_width, mean_gap
+from fewshot.evaluation.calibration_error import ece as ece
+from fewshot.evaluation.calibration_error import mce as mce
+from fewshot.evaluation.predictions import Labels, Probabilities, checked, confidence_and_right, of_labels
+from fewshot.evaluation.resampling import Interval, bootstrap, floors
 
 NORMAL_95 = 1.959963984540054
 

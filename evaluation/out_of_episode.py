@@ -7,13 +7,13 @@ Four scores, each larger where a query looks less like any class of the episode:
     entropy              H[p]
     mutual_information   H[E_q p(k | f)] - E_q H[p(k | f)]: what learning f would tell of the label
 
-A likelihood whose density is not normalised over the label is normalised draw by draw in the last score. A detector is
+A learner without a posterior of latent functions has the second and third alone. A likelihood whose density is not
+normalised over the label is normalised draw by draw in the last score. A detector is
 judged inside each episode, by its AUROC over the episode's own queries and those of other classes.
 Letters: C classes, Q own queries, O queries of other classes, M components of a mixture, B episodes of a block, E all.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,26 +22,29 @@ import numpy as np
 from jax.scipy.special import entr, rel_entr
 from jaxtyping import Array, Float, Int, Key
 
-from evaluation.metrics import auroc
-from evaluation.resampling import Interval, bootstrap
-from inference.inner.base import Code, settle
-from inference.predictive import draws_of_each, predict_marginals
-from models.block_gaussian import JointMarginals
-from models.expectations import MonteCarlo, expect
-from models.gaussian import Marginals, Query
-from models.likelihoods.base import Likelihood, log_densities
-from models.process import LatentProcess
+from fewshot.evaluation.episodes import Episodes, Shape, draw_episodes
+from fewshot.evaluation.metrics import auroc
+from fewshot.evaluation.resampling import Interval, bootstrap, plain_interval
+from fewshot.evaluation.scoring import EmbeddedEpisode, failures, in_blocks
+from fewshot.inference.inner.base import Code
+from fewshot.inference.predictive import draws_of_each, predict_marginals
+from fewshot.learners.base import LatentLearner, Learner
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.expectations import MonteCarlo, expect
+from fewshot.models.gaussian import Marginals, Query
+from fewshot.models.likelihoods.base import Likelihood, log_densities
+from fewshot.tasks import Dataset
 
 DRAWS = 512
 
 
 class DetectionScores(NamedTuple):
-    """The four scores of every query, larger where it looks out of its episode."""
+    """The scores of every query, larger where it looks out of its episode; None for those that a learner has not."""
 
-    latent_mean: Float[Array, "*E Q"]
+    latent_mean: Float[Array, "*E Q"] | None
     probability: Float[Array, "*E Q"]
     entropy: Float[Array, "*E Q"]
-    mutual_information: Float[Array, "*E Q"]
+    mutual_information: Float[Array, "*E Q"] | None
 
 
 class Detection(NamedTuple):
@@ -50,6 +53,26 @@ class Detection(NamedTuple):
     auroc: float
     interval: Interval
     episodes: np.ndarray
+
+
+class OutOfEpisode(NamedTuple):
+    """Scores of own [E, Q] and other queries [E, O], how well each tells them apart, failures by result code.
+
+    classes: from how many the other queries of an episode come.
+    """
+
+    inside: DetectionScores
+    outside: DetectionScores
+    detection: dict[str, Detection]
+    failures: dict[str, int]
+    classes: int
+
+    def plain_areas(self) -> dict[str, dict[str, Any]]:
+        """By score its AUROC and the interval, for a JSON file."""
+        return {
+            name: {"auroc": one.auroc, "auroc_interval": plain_interval(one.interval)}
+            for name, one in self.detection.items()
+        }
 
 
 def detection_scores(
@@ -65,6 +88,14 @@ def detection_scores(
         entropy=entropy(p),
         mutual_information=mutual_information(draw_key, likelihood, marginals, draws),
     )
+
+
+def scores_of(key: Key[Array, ""], learner: Learner, state: Any, query: Array) -> DetectionScores:
+    """Scores of Q queries by a learner that was fitted to a task."""
+    if isinstance(learner, LatentLearner):
+        return detection_scores(key, learner.likelihood, state.posterior, learner.latent_query(state, query))
+    p = learner.predict(key, state, query).probabilities
+    return DetectionScores(None, -jnp.max(p, axis=1), entropy(p), None)
 
 
 def entropy(probabilities: Float[Array, "*rest C"]) -> Float[Array, "*rest"]:
@@ -103,46 +134,35 @@ def _components(marginals: Any) -> Any:
     return marginals if marginals.mean.ndim == 3 else jax.tree.map(lambda array: array[None], marginals)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def solve_open(
-    make_inference: Any,
-    kernel: Any,
-    way: int,
-    hyper: Any,
-    likelihood: Likelihood,
-    support: Float[Array, "B CS D"],
-    y: Int[Array, "B CS"],
-    query: Float[Array, "B Q D"],
-    other: Float[Array, "B O D"],
-    keys: Key[Array, " B"],
-) -> tuple[DetectionScores, DetectionScores, Int[Array, " B"]]:
-    """Scores of own [B, Q] and other queries [B, O] of a block of episodes, given features, and result codes [B].
+def score_open(
+    learner: Learner, features: Array | np.ndarray, episodes: Episodes, block: int | None = None
+) -> tuple[DetectionScores, DetectionScores, np.ndarray]:
+    """Scores of own queries [E, Q] and of those of other classes [E, O], and result codes [E]."""
+    return in_blocks(_open, learner, features, episodes, block)
 
-    make_inference(likelihood) -> inference kernel; kernel and hyper-parameters as in `models.deep_kernel`.
-    """
-    algorithm = make_inference(likelihood)
 
-    def one(support: Array, y: Array, queries: Array, key: Array) -> tuple[DetectionScores, Array]:
-        fit_key, score_key = jax.random.split(key)
-        prior = LatentProcess(kernel, hyper).prior(support, way)
-        state, code = settle(fit_key, algorithm, prior, y)
-        new = LatentProcess(kernel, hyper).query(support, queries, way)
-        return detection_scores(score_key, likelihood, algorithm.posterior(state, prior), new), code
-
-    scores, codes = jax.vmap(one)(support, y, jnp.concatenate([query, other], axis=1), keys)
-    own = query.shape[1]
-    inside, outside = DetectionScores(*(s[:, :own] for s in scores)), DetectionScores(*(s[:, own:] for s in scores))
-    finite = jnp.stack([jnp.isfinite(array).all(axis=1) for array in scores]).all(axis=0)
-    return inside, outside, jnp.where(finite, codes, Code.NON_FINITE)
+def _open(
+    learner: Learner, classes: int, key: Key[Array, ""], episode: EmbeddedEpisode
+) -> tuple[DetectionScores, DetectionScores, Int[Array, ""]]:
+    """Scores of own [Q] and other queries [O] of one episode, and its result code."""
+    fit_key, score_key = jax.random.split(key)
+    state, code = learner.fit(fit_key, episode.support, episode.y, classes)
+    scores = scores_of(score_key, learner, state, jnp.concatenate([episode.query, episode.other]))
+    own = len(episode.query)
+    finite = jnp.stack([jnp.isfinite(array).all() for array in jax.tree.leaves(scores)]).all()
+    inside, outside = jax.tree.map(lambda array: array[:own], scores), jax.tree.map(lambda array: array[own:], scores)
+    return inside, outside, jnp.where(finite, code, Code.NON_FINITE)
 
 
 def detect(rng: np.random.Generator, inside: DetectionScores, outside: DetectionScores) -> dict[str, Detection]:
-    """How well each score tells other classes' queries [E, O] from an episode's own [E, Q], by its name.
+    """How well each score that there is tells other classes' queries [E, O] from an episode's own [E, Q], by its name.
 
     An episode with a score that is not a number counts as chance: its AUROC is 0.5.
     """
     found = {}
     for name, own, other in zip(DetectionScores._fields, inside, outside, strict=True):
+        if own is None or other is None:
+            continue
         scores = np.concatenate([np.asarray(own), np.asarray(other)], axis=1)
         failed = ~np.isfinite(scores).all(axis=1)
         is_other = np.broadcast_to(np.arange(scores.shape[1]) >= own.shape[1], scores.shape)
@@ -150,3 +170,14 @@ def detect(rng: np.random.Generator, inside: DetectionScores, outside: Detection
         interval = bootstrap(rng, lambda sample: float(sample.mean()), areas, least=0.0, most=1.0)
         found[name] = Detection(float(areas.mean()), interval, areas)
     return found
+
+
+def detect_others(
+    learner: Learner, features: Array, test: Dataset, shape: Shape, count: int, seed: int
+) -> OutOfEpisode:
+    """`count` test episodes with as many queries of each of as many other classes (METHODS 6), or of all there are."""
+    others = min(shape.way, test.classes - shape.way)
+    drawn = draw_episodes(seed, "test", test, shape, count, other_classes=others)
+    inside, outside, codes = score_open(learner, features, drawn)
+    found = detect(np.random.default_rng(0), inside, outside)
+    return OutOfEpisode(inside, outside, found, failures(codes), others)

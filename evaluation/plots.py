@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from evaluation.metrics import RiskCoverage
-from evaluation.resampling import Interval, Reliability
+from fewshot.evaluation.metrics import RiskCoverage
+from fewshot.evaluation.resampling import Interval, Reliability
 
 GREY, WRONG = "0.6", "tab:red"
 MOST_QUERIES = 8  # of one class in the picture of an episode

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import ndtri
 
-from evaluation.calibration_error import BINS, ERRORS, bin_of, equal_width
-from evaluation.predictions import Labels, Probabilities, checked, confidence_and_right, of_labels
+from fewshot.evaluation.calibration_error import BINS, ERRORS, bin_of, equal_width
+from fewshot.evaluation.predictions import Labels, Probabilities, checked, confidence_and_right, of_labels
 
 DRAWS = 400
 
@@ -158,3 +158,8 @@ def bootstrap(
 
 def _pair_sum(values: np.ndarray, cell: np.ndarray) -> float:
     return float(np.square(np.bincount(cell.ravel(), values.ravel())).sum() - np.square(values).sum())
+
+
+def plain_interval(interval: Interval) -> list[float] | None:
+    """Bounds for a JSON file, which has no nan: None where there is but one episode."""
+    return list(interval) if np.isfinite(interval).all() else None

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from inference.inner import InferenceKernel, cavi, cvi, exact, gibbs, gradient, laplace
-from inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
-from inference.outer.objectives import Objective, elbo, evidence, predictive
+from fewshot.inference.inner import InferenceKernel, cavi, cvi, exact, gibbs, gradient, laplace
+from fewshot.inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
+from fewshot.inference.outer.objectives import Objective, elbo, evidence, predictive
 
 INFERENCE: dict[str, Callable[..., InferenceKernel]] = {
     "cvi": cvi,

@@ -15,10 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from inference.inner.base import Code, InferenceKernel, Mask, fit, fit_to_tolerance
-from models.expectations import GaussHermite, expect
-from models.gaussian import GaussianPrior, Marginals
-from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood, log_densities
+from fewshot.inference.inner.base import Code, InferenceKernel, Mask, fit, fit_to_tolerance
+from fewshot.models.expectations import GaussHermite, expect
+from fewshot.models.gaussian import GaussianPrior, Marginals
+from fewshot.models.likelihoods.base import (
+    AugmentedLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    SmoothLikelihood,
+    log_densities,
+)
 
 CLASSES = 3
 LABELS = np.array([0, 1, 2, 2, 1, 0], np.int32)

@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 from scipy.special import logsumexp
 
-from inference.inner.base import InferenceKernel
-from inference.posterior_draws import about_labels, about_queries, draw_latents, log_ratios
-from models.gaussian import GaussianPrior, Query
-from models.likelihoods.base import Likelihood, log_densities
+from fewshot.inference.inner.base import InferenceKernel
+from fewshot.inference.posterior_draws import about_labels, about_queries, draw_latents, log_ratios
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.likelihoods.base import Likelihood, log_densities
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import Mask, classes_of, expected_data, sum_over_points
-from inference.mcmc import elliptical_slice
-from models.expectations import MonteCarlo, product_rule
-from models.gaussian import GaussianPrior, highest_precision, root_of
-from models.likelihoods.base import Likelihood
+from fewshot.inference.inner.base import Mask, classes_of, expected_data, sum_over_points
+from fewshot.inference.mcmc import elliptical_slice
+from fewshot.models.expectations import MonteCarlo, product_rule
+from fewshot.models.gaussian import GaussianPrior, highest_precision, root_of
+from fewshot.models.likelihoods.base import Likelihood
 
 MOST_DIMENSIONS = 4  # of the product rule
 SHIFTS = 16  # independent random shifts of the nodes of a bound, from which its error is known

@@ -19,11 +19,11 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from inference.inner.base import Code, Mask, classes_of, finite_code, sum_over_points
-from inference.inner.gibbs import GibbsState, gibbs
-from models.gaussian import GaussianPrior, root_of, with_root
-from models.generative import classification_model
-from models.likelihoods.base import AugmentedLikelihood, Likelihood
+from fewshot.inference.inner.base import Code, Mask, classes_of, finite_code, sum_over_points
+from fewshot.inference.inner.gibbs import GibbsState, gibbs
+from fewshot.models.gaussian import GaussianPrior, root_of, with_root
+from fewshot.models.generative import classification_model
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Likelihood
 
 MOST_TRIES = 200  # of a slice: the bracket shrinks to nothing long before, unless the log likelihood is NaN
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import InferenceKernel
-from inference.inner.gibbs import Mixture
-from inference.inner.gradient import FreeGaussian
-from models.block_gaussian import BlockPosterior, covariance_root
-from models.gaussian import (
+from fewshot.inference.inner.base import InferenceKernel
+from fewshot.inference.inner.gibbs import Mixture
+from fewshot.inference.inner.gradient import FreeGaussian
+from fewshot.models.block_gaussian import BlockPosterior, covariance_root
+from fewshot.models.gaussian import (
     GaussianPosterior,
     GaussianPrior,
     Query,
@@ -20,7 +20,7 @@ from models.gaussian import (
     prior_root,
     root_of,
 )
-from models.likelihoods.base import Likelihood, log_densities
+from fewshot.models.likelihoods.base import Likelihood, log_densities
 
 
 def draw_latents(key: Key[Array, ""], posterior: Any, prior: GaussianPrior, draws: int) -> Float[Array, "M D C N"]:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
-from models.block_gaussian import JointMarginals
-from models.gaussian import Marginals, Query
-from models.likelihoods.base import CompositeLikelihood, Likelihood
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.gaussian import Marginals, Query
+from fewshot.models.likelihoods.base import CompositeLikelihood, Likelihood
 
 FEWEST_DRAWS = 32
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
-from models.backbones import MLP, Backbone, Conv4, Identity, ResNet12
-from models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from models.likelihoods.base import Likelihood
+from fewshot.models.backbones import MLP, Backbone, Conv4, Identity, ResNet12
+from fewshot.models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.models.likelihoods.base import Likelihood
 
 LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "softmax": Softmax,

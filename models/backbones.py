@@ -14,15 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from models.convolution import (
-    EPSILON,
-    check_precision,
-    conv1x1,
-    conv3x3,
-    max_pool,
-    norm_relu_pool,
-    pool_first,
-)
+from fewshot.models.convolution import EPSILON, check_precision, conv1x1, conv3x3, max_pool, norm_relu_pool, pool_first
 
 Images = Float[Array, "T N H W Ch"]
 Features = Float[Array, "T N D"]

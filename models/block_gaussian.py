@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from models.gaussian import (
+from fewshot.models.gaussian import (
     GaussianPrior,
     Marginals,
     Query,

@@ -8,10 +8,10 @@ import numpyro.distributions as dist
 from flax import nnx
 from jaxtyping import Array, Float, Shaped, UInt8
 
-from models.backbones import Backbone, TaskBatchNorm
-from models.gaussian import GaussianPrior, Query
-from models.kernels import Hyper, Kernel
-from models.process import LatentProcess
+from fewshot.models.backbones import Backbone, TaskBatchNorm
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.kernels import Hyper, Kernel
+from fewshot.models.process import LatentProcess
 
 
 def holds_features(shape: Sequence[int]) -> bool:
@@ -103,7 +103,7 @@ class DeepKernel(nnx.Module):
         self, x: UInt8[Array, "N H W Ch"] | Float[Array, "N H W Ch"], classes: int | None = None
     ) -> GaussianPrior:
         """Prior of the latents at images x [N, H, W, Ch], in evaluation mode."""
-        return self.process().prior(self.features(x), self._classes(classes))
+        return self.process().prior(self.features(x), self.number_of(classes))
 
     def query(
         self,
@@ -113,9 +113,9 @@ class DeepKernel(nnx.Module):
     ) -> Query:
         """Query of (G7) from x_support [N, H, W, Ch] to x_query [Q, H, W, Ch], in evaluation mode."""
         support, query = self.features(x_support), self.features(x_query)
-        return self.process().query(support, query, self._classes(classes))
+        return self.process().query(support, query, self.number_of(classes))
 
-    def _classes(self, classes: int | None) -> int:
+    def number_of(self, classes: int | None) -> int:
         """The number of latents asked for, or the one given at construction. Raises ValueError without either."""
         chosen = self.classes if classes is None else classes
         if chosen is None:

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from models.block_gaussian import BlockAlgebra
-from models.gaussian import GaussianPrior
+from fewshot.models.block_gaussian import BlockAlgebra
+from fewshot.models.gaussian import GaussianPrior
 
 DENSE_LIMIT = 4_000  # rows of the dense factorisation: 64 MB in float32, some 20 GFLOP
 

@@ -17,9 +17,9 @@ from jax.scipy.special import ndtri
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
-from models.block_gaussian import JointMarginals
-from models.dense_sites import semidefinite_cholesky
-from models.gaussian import Marginals, highest_precision
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.dense_sites import semidefinite_cholesky
+from fewshot.models.gaussian import Marginals, highest_precision
 
 FEW_POINTS = 16  # the width of the widest vector instructions, in float32
 

@@ -5,8 +5,8 @@ import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Int
 
-from models.gaussian import GaussianPrior, root_of
-from models.likelihoods.base import AugmentedLikelihood, Likelihood
+from fewshot.models.gaussian import GaussianPrior, root_of
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Likelihood
 
 
 def classification_model(

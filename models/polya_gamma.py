@@ -17,7 +17,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Key
 from numpyro.distributions import Distribution, constraints
 
-from models.polya_gamma_draws import add_sum_of_gammas, polynomial, sum_of_draws
+from fewshot.models.polya_gamma_draws import add_sum_of_gammas, polynomial, sum_of_draws
 
 EXACT_UP_TO = 128  # integers b up to here are sums of b exact draws
 _NODES, _REACH = 32, 3.8  # of the contour integral

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.gaussian import GaussianPrior, Query
-from models.kernels import Hyper, Kernel
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.kernels import Hyper, Kernel
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["hyper"], meta_fields=["kernel"])

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Key
 
-from models.block_gaussian import BlockAlgebra, ClassReduction, corrected
-from models.gaussian import GaussianPrior, class_factors, log_determinant, square_root
+from fewshot.models.block_gaussian import BlockAlgebra, ClassReduction, corrected
+from fewshot.models.gaussian import GaussianPrior, class_factors, log_determinant, square_root
 
 
 class _SimplexFields(NamedTuple):

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
-from models.block_gaussian import BlockAlgebra, BlockPosterior, ClassReduction
-from models.gaussian import (
+from fewshot.models.block_gaussian import BlockAlgebra, BlockPosterior, ClassReduction
+from fewshot.models.gaussian import (
     Evidence,
     GaussianPrior,
     Marginals,
@@ -17,7 +17,7 @@ from models.gaussian import (
     prior_marginals,
     square_root,
 )
-from models.star_reduction import CentredReduction, StarReduction, couple
+from fewshot.models.star_reduction import CentredReduction, StarReduction, couple
 
 
 class _StarFields(NamedTuple):

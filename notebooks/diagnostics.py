@@ -18,20 +18,17 @@ import jax
 import matplotlib.pyplot as plt
 from numpyro.infer import MCMC
 
-from inference.diagnostics import pareto_k, psis_loo, summary_table, to_arviz
-from inference.inner import cavi, cvi, fit_to_tolerance
-from inference.mcmc import GibbsKernel, nuts
-from inference.predictive import predict
-from models.likelihoods import OneVsEach
-from runners.build import load_run
-from tasks import load, sample_task
+from fewshot import OneVsEach, cavi, cvi, load, load_run, predict, sample_task, to_arviz
+from fewshot.inference.diagnostics import pareto_k, psis_loo, summary_table
+from fewshot.inference.inner import fit_to_tolerance
+from fewshot.inference.mcmc import GibbsKernel, nuts
 
 RUN, DATASET, WAY = "runs/glyphs-softmax-cvi-5way-1shot-0", "glyphs", 5
 DRAWS = 1000
 k0, k1, k2, k3, k4 = jax.random.split(jax.random.key(2), 5)
 task = sample_task(k0, load(DATASET).test, way=WAY, shot=1, query=2)
-model, likelihood, y = load_run(RUN), OneVsEach(), task.y_support
-prior, query = model.prior(task.x_support, WAY), model.query(task.x_support, task.x_query, WAY)
+learner, likelihood, y = load_run(RUN).learner, OneVsEach(), task.y_support
+prior, query = learner.prior(task.x_support, WAY), learner.query(task.x_support, task.x_query, WAY)
 
 # %% [markdown]
 # ## Two samplers that know nothing of each other

@@ -11,26 +11,38 @@
 # %% [markdown]
 # # One task, every model
 #
-# A run of `make train` gives a deep kernel. On one task of classes it never saw, swap the likelihood, the inference
-# and the base kernel, and look at the predictions side by side.
+# A run of `make train` gives a deep kernel: a network, and a kernel on its features. On one task of classes it never
+# saw, swap the likelihood, the inference and the base kernel, and look at the predictions side by side.
 
 # %%
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
 
-from inference.inner import cavi, cvi, exact, fit, gibbs, laplace
-from inference.predictive import predict
-from models.kernels import RBF, Cosine, Matern52
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from models.process import LatentProcess
-from runners.build import load_run
-from tasks import load, sample_task
+from fewshot import (
+    LabelRegression,
+    LatentProcess,
+    LogisticSoftmax,
+    OneVsEach,
+    Softmax,
+    cavi,
+    cvi,
+    exact,
+    fit,
+    gibbs,
+    laplace,
+    load,
+    load_run,
+    predict,
+    sample_task,
+)
+from fewshot.models.kernels import RBF, Cosine, Matern52
 
 RUN, DATASET, WAY = "runs/glyphs-softmax-cvi-5way-1shot-0", "glyphs", 5
 k0, k1, k2 = jax.random.split(jax.random.key(1), 3)
 task = sample_task(k0, load(DATASET).test, way=WAY, shot=1, query=3)
-model = load_run(RUN)
+learner = load_run(RUN).learner
+features, new = learner.embed(task.x_support), learner.embed(task.x_query)
 
 # %%
 figure, axes = plt.subplots(2, WAY, figsize=(1.4 * WAY, 3))
@@ -46,7 +58,8 @@ plt.show()
 # ## Likelihoods and inference
 #
 # Every inference kernel is `init`, `step`, `posterior`; `fit` runs it. What differs is one argument. `exact` belongs to
-# label regression, `cavi` and `gibbs` to the augmented likelihoods; other pairs are refused by name.
+# label regression, `cavi` and `gibbs` to the augmented likelihoods; other pairs are refused by name. Logistic-softmax
+# knows the level of the logits, not only their differences, so its prior has a mean.
 
 # %%
 pairs = {
@@ -60,18 +73,17 @@ pairs = {
     "one-vs-each, gibbs": (OneVsEach(), gibbs(OneVsEach())),
     "label regression": (LabelRegression(), exact(LabelRegression())),
 }
-prior, query = model.prior(task.x_support, WAY), model.query(task.x_support, task.x_query, WAY)
-level = {"logistic-softmax": -3.0}  # logistic-softmax knows the level of the logits, so its prior has a mean
+learned = learner.deep_kernel.process()
 
 
 def probabilities(name, likelihood, kernel):
-    mean = level.get(name.split(",")[0], 0.0)
-    shifted_prior, shifted_query = prior._replace(mean=prior.mean + mean), query._replace(mean=query.mean + mean)
-    state, info = jax.jit(lambda: fit(k1, kernel, shifted_prior, task.y_support, steps=40))()
-    posterior = kernel.posterior(state, shifted_prior)
+    process = LatentProcess(learned.kernel, {**learned.hyper, "mean": likelihood.prior_mean or 0.0})
+    prior, query = process.prior(features, WAY), process.query(features, new, WAY)
+    state, info = jax.jit(lambda: fit(k1, kernel, prior, task.y_support, steps=40))()
+    posterior = kernel.posterior(state, prior)
     bound = kernel.elbo(state, posterior, task.y_support, None)
     print(f"{name:24} bound {bound:8.3f}   residual {info.residual[-1]:.0e}")
-    return predict(k2, likelihood, posterior, shifted_query)
+    return predict(k2, likelihood, posterior, query)
 
 
 predictions = {name: probabilities(name, *pair) for name, pair in pairs.items()}
@@ -93,12 +105,12 @@ plt.show()
 # The network is fixed; the kernel is a function of its features and of a few unconstrained numbers.
 
 # %%
-features, new = model.deep_kernel.features(task.x_support), model.deep_kernel.features(task.x_query)
+inference = cvi(Softmax())
 for kernel in (RBF(), Matern52(), Cosine()):
-    hyper = kernel.initial()
-    process = LatentProcess(kernel, hyper).prior(features, WAY)
-    state, info = fit(k1, cvi(Softmax()), process, task.y_support, steps=20)
-    posterior = cvi(Softmax()).posterior(state, process)
-    p = predict(k2, Softmax(), posterior, LatentProcess(kernel, hyper).query(features, new, WAY))
+    process = LatentProcess(kernel, kernel.initial())
+    prior = process.prior(features, WAY)
+    state, info = fit(k1, inference, prior, task.y_support, steps=20)
+    posterior = inference.posterior(state, prior)
+    p = predict(k2, Softmax(), posterior, process.query(features, new, WAY))
     accuracy = jnp.mean(jnp.argmax(p, axis=1) == task.y_query)
     print(f"{type(kernel).__name__:10} bound {info.elbo[-1]:7.2f}   accuracy {accuracy:.0%}")

@@ -12,18 +12,20 @@ from typing import Any
 import jax
 import numpy as np
 
-import models
-from inference import diagnostics
-from inference.inner.base import Code, Info
-from runners.build import Model, load_run
-from runners.console import format_table
-from runners.data import EVALUATION_SEED
-from runners.diagnosis import CHAINS, Found, LabelledTask, first_test_task, own_methods, under_likelihood
-from runners.diagnosis_plots import plot
-from runners.flags import OneLineParser, count_or_auto, whole_number
-from runners.launch import launch
-from runners.overrides import ConfigError
-from runners.run_directory import RunError
+from fewshot import models
+from fewshot.evaluation.diagnosis import CHAINS, Found, LabelledTask, labelled_task, own_methods, under_likelihood
+from fewshot.evaluation.diagnosis_plots import plot
+from fewshot.evaluation.episodes import EVALUATION_SEED, Shape, draw_episodes, queries
+from fewshot.evaluation.text import format_table
+from fewshot.inference import diagnostics
+from fewshot.inference.inner.base import Code, Info
+from fewshot.learners import GaussianProcess
+from fewshot.models.likelihoods.base import Likelihood
+from fewshot.runners.cli.flags import OneLineParser, count_or_auto, whole_number
+from fewshot.runners.cli.launch import launch
+from fewshot.training.overrides import ConfigError
+from fewshot.training.run import Run, load_run
+from fewshot.training.run_directory import RunError
 
 OTHERS = "all"
 
@@ -56,25 +58,34 @@ def main(config: DiagnoseConfig) -> dict[str, Any]:
     """Diagnose, print the table, write files; numbers by method. Raises ConfigError, DataError or RunError."""
     if config.draws < 100 * CHAINS:
         raise ConfigError(f"--draws must be at least {100 * CHAINS}, a hundred for each of {CHAINS} chains")
-    model = load_run(config.run_dir)
-    others, out = config.others(model.config.likelihood), _output_folder(config)
-    task, shape = first_test_task(
-        model, way=config.way, shot=config.shot, query=config.query, seed=config.seed, data_root=config.data_root
-    )
+    run = load_run(config.run_dir)
+    learner = run.learner
+    if not isinstance(learner, GaussianProcess):
+        raise ConfigError(f"diagnose.py looks at posteriors of Gaussian processes, {run.config.learner} has none")
+    others, out = config.others(run.config.likelihood), _output_folder(config)
+    task, shape = first_test_task(run, learner, config)
     print(f"{config.draws:,} draws of the latents by each method: a minute or two", flush=True)
-    own = f"{model.config.inference} (the run's own)"
-    methods, path = own_methods(model, task, own, config.seed, config.draws)
+    own = f"{run.config.inference} (the run's own)"
+    methods, path = own_methods(learner, task, own, config.seed, config.draws)
     print(
-        f"\nOne {shape.way}-way {shape.shot}-shot task of {model.config.dataset} (seed {config.seed}), likelihood "
-        f"{model.config.likelihood}: latents of the {len(task.y)} labelled points, each method against NUTS"
+        f"\nOne {shape.way}-way {shape.shot}-shot task of {run.config.dataset} (seed {config.seed}), likelihood "
+        f"{run.config.likelihood}: latents of the {len(task.y)} labelled points, each method against NUTS"
     )
     rows = {name: _numbers(one, methods["nuts"], task) for name, one in methods.items()}
     print(_table(rows))
-    print(_notes(model, path))
-    scores = _likelihoods(model, others, task, methods["nuts"], config)
+    print(_notes(run, learner, path))
+    scores = _likelihoods(run.config.likelihood, learner.likelihood, others, task, methods["nuts"], config)
     print(_likelihood_table(scores))
     _write(out, own, methods, task, path)
     return {"out": str(out), "code": int(np.max(path.code)), "methods": rows, "likelihoods": scores}
+
+
+def first_test_task(run: Run, learner: GaussianProcess, config: DiagnoseConfig) -> tuple[LabelledTask, Shape]:
+    """The first test episode of a seed, as evaluate.py draws it; 0 stands for the run's own value."""
+    way, shot = config.way or run.config.way, config.shot or run.config.shot
+    dataset = run.splits(config.data_root).test
+    shape = Shape(way, shot, config.query or queries(dataset, shot))
+    return labelled_task(learner, dataset, draw_episodes(config.seed, "test", dataset, shape, 1)), shape
 
 
 def _write(out: Path, own: str, methods: dict[str, Found], task: LabelledTask, path: Info) -> None:
@@ -116,16 +127,15 @@ def _numbers(found: Found, reference: Found, task: LabelledTask) -> dict[str, fl
 
 
 def _likelihoods(
-    model: Model, others: Sequence[str], task: LabelledTask, own: Found, config: DiagnoseConfig
+    name: str, likelihood: Likelihood, others: Sequence[str], task: LabelledTask, own: Found, config: DiagnoseConfig
 ) -> dict[str, dict[str, Any]]:
     """Leave-one-out scores of the labels under the run's likelihood, and under others with the same kernel."""
-    name = model.config.likelihood
-    reference = diagnostics.label_loo(own.data, model.likelihood)
+    reference = diagnostics.label_loo(own.data, likelihood)
     scores = {name: _score("nuts", own, task, reference, reference)}
     for number, other in enumerate(others):
-        likelihood, key = models.LIKELIHOODS[other](), jax.random.fold_in(jax.random.key(config.seed), number)
-        sampler, one = under_likelihood(key, likelihood, task.under(likelihood), config.draws)
-        scores[other] = _score(sampler, one, task, diagnostics.label_loo(one.data, likelihood), reference)
+        another, key = models.LIKELIHOODS[other](), jax.random.fold_in(jax.random.key(config.seed), number)
+        sampler, one = under_likelihood(key, another, task.under(another), config.draws)
+        scores[other] = _score(sampler, one, task, diagnostics.label_loo(one.data, another), reference)
     return scores
 
 
@@ -189,19 +199,19 @@ def _number(value: float | None, digits: int) -> str:
     return "-" if value is None or not np.isfinite(value) else f"{value:.{digits}f}"
 
 
-def _notes(model: Model, path: Info) -> str:
+def _notes(run: Run, learner: GaussianProcess, path: Info) -> str:
     """What the numbers mean, and what went wrong."""
     lines = [
         "R-hat, ESS, MCSE: of the worst latent. TV: mean total variation of the query probabilities. k-hat: of the",
         "variational posterior against the exact joint; above 0.7 importance weights could not repair it.",
-        f"Predictions are at temperature 1 (the run's is {model.temperature:.3f}).",
+        f"Predictions are at temperature 1 (the run's is {run.temperature:.3f}).",
     ]
     code = Code(int(np.max(path.code)))
     if code != Code.OK:
         lines.append(f"The run's own inference reported {code.name.lower().replace('_', ' ')}.")
-    if model.config.likelihood == "one-vs-each":
+    if run.config.likelihood == "one-vs-each":
         lines.append("One-vs-each is not normalised over labels: this PSIS-LOO compares its methods alone.")
-    if not model.inference.traits.sampled:
+    if not learner.inference.traits.sampled:
         lines.append(f"Residual of the run's own inference after {len(path.elbo)} steps: {path.residual[-1]:.1e}.")
     return "\n".join(lines)
 

@@ -4,26 +4,27 @@ python runners/evaluate.py RUN_DIR [--calibrate] [--out-of-episode] [--report FI
 """
 
 import json
+import platform
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from runners import episode_lists, evaluation_report, tables
-from runners.assessment import (
-    ADAPTED,
-    CALIBRATED,
-    PAPERS,
-    RAW,
-    TEMPERED,
-    Assessment,
-    assess,
-)
-from runners.console import format_seconds
-from runners.evaluation_config import EvaluationConfig, check, parse
-from runners.launch import launch
-from runners.replacing import replace_text
-from tasks.corruptions import parse_corruption
+import jax
+
+from fewshot.evaluation import episode_lists, html_report, tables
+from fewshot.evaluation.html_report import ADAPTED, CALIBRATED, PAPERS, RAW, TEMPERED, Assessment
+from fewshot.evaluation.text import format_seconds
+from fewshot.runners.assessment import assess
+from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
+from fewshot.runners.cli.launch import launch
+from fewshot.tasks.corruptions import parse_corruption
+from fewshot.tasks.replacing import replace_text
+from fewshot.training import run_directory
+from fewshot.training.run import Run
+
+PACKAGES = ("bayesian-few-shot", "jax", "jaxlib", "numpyro", "flax", "numpy", "scipy")
 
 
 def main(config: EvaluationConfig) -> dict[str, Any]:
@@ -32,28 +33,27 @@ def main(config: EvaluationConfig) -> dict[str, Any]:
     Raises ConfigError, DataError or RunError, each with one line.
     """
     check(config)
-    found = assess(config)
+    run, found = assess(config)
     _print(found)
     if config.episodes_file:
         episode_lists.save(Path(config.episodes_file), found.splits.test, found.episodes, found.rows[TEMPERED].scores)
-    metrics = _metrics(found)
+    metrics = _metrics(config, run, found)
     if config.json:
         replace_text(Path(config.json), json.dumps(metrics, indent=2) + "\n")
     if config.report:
-        replace_text(Path(config.report), evaluation_report.page_of(found))
+        records = run_directory.load(Path(config.run_dir)).read_metrics()
+        replace_text(Path(config.report), html_report.page_of(found, records, _provenance(config, run)))
     return metrics
 
 
 def _print(found: Assessment) -> None:
     raw, shape = found.rows[RAW].scores, found.episodes.shape
-    trained_on = found.model.config.dataset
-    heading = tables.heading(found.splits.name, trained_on, shape, len(found.episodes.keys), found.test.classes)
-    print(heading + (f", images corrupted by {found.config.corruption}" if found.config.corruption else ""))
+    print(found.heading + (f", images corrupted by {found.corruption}" if found.corruption else ""))
     print(tables.metrics_table({name: row.summary for name, row in found.rows.items()}))
-    print(tables.temperature_note(found.model, shape))
+    print(found.temperature_note)
     for name in (ADAPTED, CALIBRATED, PAPERS):
         if name in found.rows:
-            print(tables.calibration_note(name, found.rows[name].temperatures, trained_on))
+            print(tables.calibration_note(name, found.rows[name].temperatures, found.trained_on))
     print(tables.failures_note(raw.failures()), f"Solved in {format_seconds(raw.seconds)}.")
     if found.out_of_episode:
         others = found.out_of_episode.classes
@@ -63,14 +63,14 @@ def _print(found: Assessment) -> None:
         print(tables.failures_note(found.out_of_episode.failures))
 
 
-def _metrics(found: Assessment) -> dict[str, Any]:
+def _metrics(config: EvaluationConfig, run: Run, found: Assessment) -> dict[str, Any]:
     """What the JSON file holds."""
-    config, raw = found.config, found.rows[RAW]
+    raw = found.rows[RAW]
     metrics = {
         **found.rows[TEMPERED].summary,
         "seconds": raw.scores.seconds,
         "failures": raw.scores.failures(),
-        "temperature": found.model.temperature,
+        "temperature": found.temperature,
         "raw": raw.summary,
     }
     for key, name in (("adapted", ADAPTED), ("calibrated", CALIBRATED), ("papers_calibration", PAPERS)):
@@ -84,7 +84,14 @@ def _metrics(found: Assessment) -> dict[str, Any]:
         others = found.out_of_episode
         metrics["out_of_episode"] = {**others.plain_areas(), "failures": others.failures}
     evaluation = {**vars(config), **found.episodes.shape._asdict(), "episodes": len(found.episodes.keys)}
-    return {**metrics, "config": {**found.model.config.to_json(), "evaluation": evaluation}}
+    return {**metrics, "config": {**run.config.to_json(), "evaluation": evaluation}}
+
+
+def _provenance(config: EvaluationConfig, run: Run) -> str:
+    """Command, versions and configuration, for the end of a report."""
+    packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    machine = f"Python {platform.python_version()}, {packages}; {jax.default_backend()}, {platform.machine()}"
+    return "\n".join([config.command(), "", machine, "", json.dumps(run.config.to_json(), indent=2)])
 
 
 def command_line(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Meta-train a deep-kernel Gaussian-process classifier, then test it on classes it never saw.
+"""Meta-train a few-shot learner, a deep-kernel Gaussian process by default, then test it on classes it never saw.
 
 python runners/meta_train.py [--dataset glyphs] [--shot 1] [...]      every flag: --help
 """
@@ -11,26 +11,34 @@ from typing import Any
 
 import jax
 
-from models.deep_kernel import holds_features
-from runners import baselines, compilation_cache, optimisation, processes, processor, run_directory, scoring, tables
-from runners.build import build_model, describe, with_weights
-from runners.configuration import RunConfig, resolve
-from runners.console import Progress, one_line_errors
-from runners.data import (
-    EVALUATION_SEED,
+from fewshot.evaluation import tables
+from fewshot.evaluation.episodes import EVALUATION_SEED, draw_episodes
+from fewshot.evaluation.scoring import embed, score
+from fewshot.learners import NearestNeighbour, TrainsOn
+from fewshot.models.backbones import Identity
+from fewshot.models.deep_kernel import holds_features
+from fewshot.runners.cli import compilation_cache, processor
+from fewshot.runners.cli.console import one_line_errors
+from fewshot.runners.cli.flags import parse
+from fewshot.runners.cli.launch import EXPECTED, nobody_reads
+from fewshot.tasks import Splits
+from fewshot.training import optimisation, processes, run_directory
+from fewshot.training.configuration import HELD_OUT, RunConfig, resolve
+from fewshot.training.data import (
     calibration_episodes,
     check_own_classes,
-    draw_episodes,
     load_splits,
     own_classes,
     test_shape,
+    training_classes,
     with_queries,
 )
-from runners.flags import parse
-from runners.launch import EXPECTED, nobody_reads
-from runners.run_directory import RunDirectory
-from runners.training import Training
-from tasks import Splits
+from fewshot.training.loop import Training
+from fewshot.training.progress import Progress
+from fewshot.training.run import Run, build_run, describe, export, with_weights
+from fewshot.training.run_directory import RunDirectory
+from fewshot.training.shape_temperature import fitted_temperature
+from fewshot.training.untrained import with_statistics
 
 
 def main(config: RunConfig) -> dict[str, Any]:
@@ -47,24 +55,33 @@ def main(config: RunConfig) -> dict[str, Any]:
     config = with_queries(config, splits)
     directory = _open(config, path, splits)
     print(f"{path}: {describe(config)}", flush=True)
-    training = _training(config, splits, directory)
+    run = build_run(config, splits.image_shape, training_classes(config, splits.train).classes)
+    if run.learner.traits.trains_on is TrainsOn.NOTHING:
+        _export_untrained(run, splits, directory)
+        return {"run_dir": str(path), "training_failures": 0, **_test(run, 0, splits, directory)}
+    training = _training(run, splits, directory)
     stopped_by = training.run()
     if stopped_by is not None:
         name = signal.Signals(stopped_by).name
         print(f"stopped by {name} after step {training.step:,}; go on with --resume --run-dir {path}")
         return {"interrupted": stopped_by, "step": training.step, "run_dir": str(path)}
-    return {"run_dir": str(path), "training_failures": training.failures, **_test(training, splits)}
+    return {
+        "run_dir": str(path),
+        "training_failures": training.failures,
+        **_test(run, training.failures, splits, directory),
+    }
 
 
 def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
     """The run folder: made after everything has been checked, or opened to resume."""
-    build_model(config, splits.image_shape)
+    classes = training_classes(config, splits.train).classes
+    build_run(config, splits.image_shape, classes)
     optimisation.mesh(config)
     environment = {"jax": jax.__version__, "backend": jax.default_backend(), "processor": compilation_cache.processor()}
     if not config.resume:
-        stored = {**config.to_json(), "image_shape": splits.image_shape, "environment": environment}
-        classes = own_classes(splits)
-        stored |= {} if classes is None else {"classes": classes}
+        stored = {**config.to_json(), "image_shape": splits.image_shape, "training_classes": classes}
+        named = own_classes(splits)
+        stored |= {"environment": environment} | ({} if named is None else {"classes": named})
         if processes.is_first():
             run_directory.create(path, stored)
         processes.wait_for_all("the run folder is there")
@@ -75,42 +92,52 @@ def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
     return directory
 
 
-def _training(config: RunConfig, splits: Splits, directory: RunDirectory) -> Training:
-    model, settings = build_model(config, splits.image_shape), config.trainer
+def _training(run: Run, splits: Splits, directory: RunDirectory) -> Training:
+    config = run.config
     shape = test_shape(config, splits.validation)
-    fixed = draw_episodes(EVALUATION_SEED, "validation", splits.validation, shape, settings.validation_episodes)
-    known, calibration = calibration_episodes(config, splits.train, config.way, config.shot)
+    count = config.trainer.validation_episodes
+    fixed = draw_episodes(EVALUATION_SEED, "validation", splits.validation, shape, count)
+    calibration = calibration_episodes(config, splits.train, config.way, config.shot)
     return Training(
-        model,
-        optimisation.build_trainer(model, splits.train),
+        run,
+        optimisation.build_trainer(run, splits.train),
         directory,
-        validate=lambda now: scoring.score(now, scoring.embed(now.deep_kernel, splits.validation), fixed),
-        calibrate=lambda now: scoring.temperature_of(now, known, calibration),
+        validate=lambda learner: score(learner, embed(learner, splits.validation), fixed),
+        calibrate=lambda learner: fitted_temperature(learner, config, *calibration),
         progress=Progress(config.steps * config.tasks_per_step),
     )
 
 
-def _test(training: Training, splits: Splits) -> dict[str, Any]:
+def _export_untrained(run: Run, splits: Splits, directory: RunDirectory) -> None:
+    """The weights of a learner that learns from nothing: batch statistics, and its temperature."""
+    config = run.config
+    learner = with_statistics(run, splits.train)
+    calibration = calibration_episodes(config, splits.train, config.way, config.shot)
+    export(directory, Run(config, learner, fitted_temperature(learner, config, *calibration)), 0)
+
+
+def _test(run: Run, failures: int, splits: Splits, directory: RunDirectory) -> dict[str, Any]:
     """The best weights, the untrained network and the nearest neighbour on the test classes, as a table."""
-    untrained = training.model
-    config, directory = untrained.config, training.directory
-    best = with_weights(untrained, directory.load_weights(), directory.weights)
-    shape = test_shape(config, splits.test)
-    episodes = draw_episodes(EVALUATION_SEED, "test", splits.test, shape, config.trainer.test_episodes)
-    raw = scoring.score(best, scoring.embed(best.deep_kernel, splits.test), episodes)
-    untrained = baselines.with_statistics(untrained, splits.train)
-    start = scoring.score(untrained, scoring.embed(untrained.deep_kernel, splits.test), episodes)
-    inputs = "features" if holds_features(splits.image_shape) else "pixels"
+    config, test = run.config, splits.test
+    best = with_weights(run, directory.load_weights(), directory.weights)
+    shape = test_shape(config, test)
+    episodes = draw_episodes(EVALUATION_SEED, "test", test, shape, config.trainer.test_episodes)
+    raw = score(best.learner, embed(best.learner, test), episodes)
     results = {
         "trained": raw.tempered(best.temperature).summary(),
         "trained, raw (temperature 1)": raw.summary(),
-        "untrained network": start.summary(),
-        f"1-nearest neighbour on {inputs}": baselines.nearest_neighbour(splits.test, episodes).accuracies(),
     }
-    print(tables.heading(config.dataset, config.dataset, shape, len(episodes.keys), splits.test.classes))
+    if run.learner.traits.trains_on is not TrainsOn.NOTHING:
+        untrained = with_statistics(run, splits.train)
+        results["untrained network"] = score(untrained, embed(untrained, test), episodes).summary()
+    inputs = "features" if holds_features(splits.image_shape) else "pixels"
+    nearest = NearestNeighbour(Identity(splits.image_shape))
+    pixels = score(nearest, embed(nearest, test), episodes)
+    results[f"1-nearest neighbour on {inputs}"] = pixels.accuracies()
+    print(tables.heading(config.dataset, config.dataset, shape, len(episodes.keys), test.classes))
     print(tables.metrics_table(results))
-    print(tables.temperature_note(best, shape))
-    print(tables.failures_note(raw.failures()), f"In training: {training.failures or 'none'}.")
+    print(tables.temperature_note(best.temperature, shape, held_out=config.trainer.temperature_from == HELD_OUT))
+    print(tables.failures_note(raw.failures()), f"In training: {failures or 'none'}.")
     return {"temperature": best.temperature, "failures": raw.failures(), "test": results}
 
 

@@ -21,18 +21,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from inference.estimator import FewShotClassifier, InferenceFailedError
-from models.deep_kernel import holds_features
-from runners import shape_temperature
-from runners.build import Model, load_run
-from runners.console import format_percent, format_table
-from runners.flags import OneLineParser, check_output, positive, whole_number
-from runners.launch import launch
-from runners.replacing import replace_text
-from runners.shape_temperature import Temperatures
-from tasks import DataError, preparation
-from tasks.embeddings import load_features
-from tasks.images import Images, load_labelled, load_unlabelled
+from fewshot.classifier import FewShotClassifier, InferenceFailedError
+from fewshot.evaluation.text import format_percent, format_table
+from fewshot.models.deep_kernel import holds_features
+from fewshot.runners.cli.flags import OneLineParser, check_output, positive, whole_number
+from fewshot.runners.cli.launch import launch
+from fewshot.tasks import DataError, preparation
+from fewshot.tasks.embeddings import load_features
+from fewshot.tasks.images import Images, load_labelled, load_unlabelled
+from fewshot.tasks.replacing import replace_text
+from fewshot.training import shape_temperature
+from fewshot.training.run import Run, load_run
+from fewshot.training.shape_temperature import Temperatures
 
 SHOWN = 20  # rows of the table; --csv has them all
 DRAWS = 8192  # of every expectation: two seeds then agree to half a percent, and one task takes no longer
@@ -58,14 +58,14 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     Raises ConfigError, DataError, RunError or InferenceFailedError, each with one line.
     """
     check_output("--csv", config.csv)
-    model = load_run(config.run_dir)
-    support, query = _load(config, model)
-    model, temperatures = model.with_draws(_draws(support.labels)), _temperatures(model, support, config)
-    classifier = FewShotClassifier(model.deep_kernel, model.likelihood, model.inference, *temperatures)
+    run = load_run(config.run_dir)
+    support, query = _load(config, run)
+    temperatures = _temperatures(run, support, config)
+    classifier = FewShotClassifier(run.learner.with_draws(_draws(support.labels)), *temperatures)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
     probabilities = fitted.predict_proba(query.pixels)
     temperature = float(fitted.temperatures.mean)
-    _print(config, model, temperatures, temperature, support, query, probabilities)
+    _print(config, run, temperatures, temperature, support, query, probabilities)
     if config.csv:
         replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
     found = {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
@@ -80,23 +80,23 @@ def _draws(labels: Sequence[str]) -> int:
     return draws
 
 
-def _temperatures(model: Model, support: Images, config: PredictionConfig) -> Temperatures:
+def _temperatures(run: Run, support: Images, config: PredictionConfig) -> Temperatures:
     """The temperature that was given, else those for as many classes and images a class, on average."""
     if config.temperature is not None:
         return Temperatures(config.temperature, None)
     classes = len(set(support.labels))
-    return shape_temperature.for_user(model, classes, round(len(support.labels) / classes), config.data_root)
+    return shape_temperature.for_user(run, classes, round(len(support.labels) / classes), config.data_root)
 
 
-def _load(config: PredictionConfig, model: Model) -> tuple[Images, Images]:
+def _load(config: PredictionConfig, run: Run) -> tuple[Images, Images]:
     """Support and queries: pictures, prepared as the run's own were, or features. Raises DataError for one class."""
-    shape = model.deep_kernel.backbone.image_shape
+    shape = run.learner.image_shape
     if holds_features(shape):
         width = shape[2]
         support = load_features(config.support, width, labelled=True)
         queries = [load_features(path, width, labelled=False) for path in config.query]
     else:
-        prepare = preparation(model.config.dataset)
+        prepare = preparation(run.config.dataset)
         support = load_labelled(config.support, shape, prepare)
         queries = [load_unlabelled(path, shape, prepare) for path in config.query]
     if len(set(support.labels)) < 2:
@@ -111,7 +111,7 @@ def _joined(parts: Sequence[Images]) -> Images:
 
 def _print(
     config: PredictionConfig,
-    model: Model,
+    run: Run,
     temperatures: Temperatures,
     temperature: float,
     support: Images,
@@ -122,7 +122,7 @@ def _print(
     low, high = counts.min(), counts.max()
     images = f"{low} labelled image{'s' if low > 1 else ''}" if low == high else f"{low} to {high} labelled images"
     queries = "1 query" if len(query.names) == 1 else f"{len(query.names)} queries"
-    print(f"{len(classes)} classes with {images} each, {queries}; read as {_read_as(model)}")
+    print(f"{len(classes)} classes with {images} each, {queries}; read as {_read_as(run)}")
     before = f", learned from the labelled images; before them {temperatures.own:.3g}" if temperatures.fewer else ""
     print(f"temperature {temperature:.3g}{before}")
     best = np.argsort(-probabilities, axis=1)[:, :2]
@@ -136,9 +136,9 @@ def _print(
         print(f"... and {len(rows) - SHOWN} more; {where} all of them")
 
 
-def _read_as(model: Model) -> str:
-    """What the model sees: a user's photographs may be larger, and have colours that it was not trained on."""
-    shape = model.deep_kernel.backbone.image_shape
+def _read_as(run: Run) -> str:
+    """What the network sees: a user's photographs may be larger, and have colours that it was not trained on."""
+    shape = run.learner.image_shape
     height, width, channels = shape
     if holds_features(shape):
         return f"{channels} features"

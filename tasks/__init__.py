@@ -3,10 +3,11 @@
 import os
 from collections.abc import Callable
 
-from tasks import birds, embeddings, flowers102, folders, glyphs, mini_imagenet, omniglot, tinyimagenet
-from tasks.augmentation import AUGMENTATIONS, Augmentation, augment
-from tasks.episodes import (
+from fewshot.tasks import birds, embeddings, flowers102, folders, glyphs, mini_imagenet, omniglot, tinyimagenet
+from fewshot.tasks.augmentation import AUGMENTATIONS, Augmentation, augment
+from fewshot.tasks.episodes import (
     Dataset,
+    LabelledImages,
     OpenTask,
     Splits,
     Task,
@@ -14,13 +15,14 @@ from tasks.episodes import (
     check_task_size,
     flat_images,
     make_dataset,
+    sample_batch,
     sample_indices,
     sample_task,
     take_images,
 )
-from tasks.files import DataError
-from tasks.images import Prepare, whole
-from tasks.photographs import Crop, split_name
+from fewshot.tasks.files import DataError
+from fewshot.tasks.images import Prepare, whole
+from fewshot.tasks.photographs import Crop, split_name
 
 DATASETS: dict[str, Callable[[str | os.PathLike | None], Splits]] = {
     "glyphs": glyphs.load,
@@ -86,6 +88,7 @@ __all__ = [
     "Augmentation",
     "DataError",
     "Dataset",
+    "LabelledImages",
     "OpenTask",
     "Splits",
     "Task",
@@ -96,6 +99,7 @@ __all__ = [
     "load",
     "make_dataset",
     "preparation",
+    "sample_batch",
     "sample_indices",
     "sample_task",
     "take_images",

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
-from tasks.episodes import Images
-from tasks.files import DataError
+from fewshot.tasks.episodes import Images
+from fewshot.tasks.files import DataError
 
 KEPT_INK = 0.6  # share of a character's ink that thinning leaves at least
 _DRAWS = 12  # uniform numbers an image: fixed, so that switching one change on leaves the others as they were

@@ -11,10 +11,10 @@ import os
 
 import numpy as np
 
-from tasks.episodes import Splits
-from tasks.files import Archive, DataError, resolve_root
-from tasks.images import subfolders
-from tasks.photographs import SPLITS, alternate, find_folder, folder_splits, named, stretched_centre
+from fewshot.tasks.episodes import Splits
+from fewshot.tasks.files import Archive, DataError, resolve_root
+from fewshot.tasks.images import subfolders
+from fewshot.tasks.photographs import SPLITS, alternate, find_folder, folder_splits, named, stretched_centre
 
 SIZE, CLASSES = 84, 200
 ARCHIVE = Archive(

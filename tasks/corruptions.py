@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt8
 
-from tasks.episodes import Dataset
-from tasks.files import DataError
-from tasks.filters import box_matrix, disc_kernel, gaussian_matrix, zoom_matrix
+from fewshot.tasks.episodes import Dataset
+from fewshot.tasks.files import DataError
+from fewshot.tasks.filters import box_matrix, disc_kernel, gaussian_matrix, zoom_matrix
 
 Image = Float[Array, "H W Ch"]
 PIXELS_A_CHUNK = 1_000_000  # of a data set that are corrupted at once

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from tasks.files import Arrays, DataError
-from tasks.images import Images, read_arrays
-from tasks.photographs import SPLITS
+from fewshot.tasks.episodes import Dataset, Splits, make_dataset, make_splits
+from fewshot.tasks.files import Arrays, DataError
+from fewshot.tasks.images import Images, read_arrays
+from fewshot.tasks.photographs import SPLITS
 
 
 def load(path: str, size: int | None = None) -> Splits:

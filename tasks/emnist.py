@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.episodes import Dataset, make_dataset
-from tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert
+from fewshot.tasks.episodes import Dataset, make_dataset
+from fewshot.tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert
 
 FILE = "emnist.npz"
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase

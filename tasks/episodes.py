@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int32, Integer, PRNGKeyArray, UInt8
 
-from tasks.files import DataError
+from fewshot.tasks.files import DataError
 
 # Bytes, or numbers where features that a network has computed stand in for images.
 Images = UInt8[Array, "N H W Ch"] | Float[Array, "N H W Ch"]
@@ -35,6 +35,13 @@ class OpenTask(NamedTuple):
     x_query: UInt8[Array, "*T CQ H W Ch"]
     y_query: Int32[Array, "*T CQ"]
     x_other: UInt8[Array, "*T OQ H W Ch"]
+
+
+class LabelledImages(NamedTuple):
+    """Images with the labels of all classes of a data set; several batches are the same tree with a leading axis."""
+
+    x: UInt8[Array, "*T N H W Ch"]
+    y: Int32[Array, "*T N"]
 
 
 class TaskIndices(NamedTuple):
@@ -154,6 +161,15 @@ def check_task_size(dataset: Dataset, way: int, shot: int, query: int, other_cla
             f"expected at least {shot + query} images in every class (shot {shot} + query {query}),"
             f" got {dataset.smallest} in the smallest; try {advice}"
         )
+
+
+def sample_batch(key: PRNGKeyArray, dataset: Dataset, size: int) -> LabelledImages:
+    """`size` images, each of a class drawn with replacement, and the classes 0..K-1 as labels."""
+    class_key, image_key = jax.random.split(key)
+    y = jax.random.randint(class_key, (size,), 0, dataset.classes)
+    chosen = jnp.floor(jax.random.uniform(image_key, (size,)) * dataset.counts[y]).astype(jnp.int32)
+    positions = dataset.index[y, jnp.minimum(chosen, dataset.counts[y] - 1)]
+    return LabelledImages(take_images(dataset, positions), y.astype(jnp.int32))
 
 
 def sample_indices(

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt8
 
-from tasks.episodes import Splits
-from tasks.files import DAMAGE, Archive, Arrays, DataError, find_or_convert, read_npz, resolve_root
-from tasks.photographs import alternate, cached, centre_square, decode, decode_all, divide, named, packed_jpegs
+from fewshot.tasks.episodes import Splits
+from fewshot.tasks.files import DAMAGE, Archive, Arrays, DataError, find_or_convert, read_npz, resolve_root
+from fewshot.tasks.photographs import alternate, cached, centre_square, decode, decode_all, divide, named, packed_jpegs
 
 if TYPE_CHECKING:
     from PIL.Image import Image

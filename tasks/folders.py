@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.episodes import Splits
-from tasks.files import DataError
-from tasks.images import Images, image_files, opened, prepared_files, subfolders, tell_left_out, whole
-from tasks.photographs import SPLITS, cached, divide
+from fewshot.tasks.episodes import Splits
+from fewshot.tasks.files import DataError
+from fewshot.tasks.images import Images, image_files, opened, prepared_files, subfolders, tell_left_out, whole
+from fewshot.tasks.photographs import SPLITS, cached, divide
 
 SIZE, FEWEST = 84, 10
 

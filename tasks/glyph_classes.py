@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from tasks.glyph_rendering import FACES, canonical, draw_letter, letters_of, script_of
+from fewshot.tasks.glyph_rendering import FACES, canonical, draw_letter, letters_of, script_of
 
 SCRIPTS = {
     "train": ("LATIN", "GREEK", "CYRILLIC", "CANADIAN", "ARABIC"),

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
-from tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from tasks.files import Arrays, DataError, cache_folder, read_npz, write_npz
-from tasks.glyph_classes import SCRIPTS, GlyphClass, find_classes
-from tasks.glyph_rendering import CANVAS, draw_letter, random_variation, vary
+from fewshot.tasks.episodes import Dataset, Splits, make_dataset, make_splits
+from fewshot.tasks.files import Arrays, DataError, cache_folder, read_npz, write_npz
+from fewshot.tasks.glyph_classes import SCRIPTS, GlyphClass, find_classes
+from fewshot.tasks.glyph_rendering import CANVAS, draw_letter, random_variation, vary
 
 IMAGES_PER_CLASS = 20
 VERSION = 1  # of classes and images: raise it when a change of the code changes either

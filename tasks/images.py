@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from tasks.files import DAMAGE, DataError
+from fewshot.tasks.files import DAMAGE, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

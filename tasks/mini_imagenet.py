@@ -17,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.episodes import Splits
-from tasks.files import DataError, resolve_root
-from tasks.images import subfolders
-from tasks.photographs import (
+from fewshot.tasks.episodes import Splits
+from fewshot.tasks.files import DataError, resolve_root
+from fewshot.tasks.images import subfolders
+from fewshot.tasks.photographs import (
     SPLITS,
     cached,
     decode_all,

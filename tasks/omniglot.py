@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from tasks import emnist
-from tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert, resolve_root
+from fewshot.tasks import emnist
+from fewshot.tasks.episodes import Dataset, Splits, make_dataset, make_splits
+from fewshot.tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert, resolve_root
 
 # Fixed once: five families of writing (Indic, Semitic old and new, invented, Philippine) with 111 characters.
 VALIDATION_ALPHABETS = ("Balinese", "Early_Aramaic", "Futurama", "Hebrew", "Tagalog")

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Integer, UInt8
 
-from tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from tasks.files import DataError, cache_folder, read_npz, write_npz
-from tasks.images import SUFFIXES, image_files, opened
+from fewshot.tasks.episodes import Dataset, Splits, make_dataset, make_splits
+from fewshot.tasks.files import DataError, cache_folder, read_npz, write_npz
+from fewshot.tasks.images import SUFFIXES, image_files, opened
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,9 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt8
 
-from tasks.episodes import Splits
-from tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert, read_npz, resolve_root
-from tasks.photographs import cached, centre_square, decode_all, divide, named, packed_jpegs
+from fewshot.tasks.episodes import Splits
+from fewshot.tasks.files import (
+    DAMAGE,
+    Archive,
+    Arrays,
+    DataError,
+    check_digest,
+    find_or_convert,
+    read_npz,
+    resolve_root,
+)
+from fewshot.tasks.photographs import cached, centre_square, decode_all, divide, named, packed_jpegs
 
 if TYPE_CHECKING:
     from PIL.Image import Image

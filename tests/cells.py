@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import pytest
 from problems import FixedPoints, accepts
 
-from inference import INFERENCE
-from inference.inner import fit
-from models import LIKELIHOODS
-from models.expectations import GaussHermite, MonteCarlo
+from fewshot.inference import INFERENCE
+from fewshot.inference.inner import fit
+from fewshot.models import LIKELIHOODS
+from fewshot.models.expectations import GaussHermite, MonteCarlo
 
 CLASSES, POINTS, QUERIES = 3, 9, 5
 ORDER = 4  # of the product rule: 64 nodes, a number that the sampled rule shares, and with it the compiled functions

@@ -10,14 +10,13 @@ import jax
 import pytest
 from jaxtyping import install_import_hook
 
-PACKAGES = ["models", "inference", "tasks", "evaluation", "runners"]
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAPS = 20_000
 # Most programs of the default tests run once: unoptimised, XLA compiles them in a fifth of the time.
 QUICKLY_COMPILED = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
 # Before any of the packages is imported: every annotated function checks its shapes while the tests run.
-install_import_hook(PACKAGES, "typecheck.checked")
+install_import_hook(["fewshot"], "typecheck.checked")
 
 shared_data = REPOSITORY.parent / "shared" / "data"
 if shared_data.is_dir():
@@ -28,8 +27,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several proce
 
 from tiny_omniglot import tiny_data, tiny_run  # noqa: E402, F401 - fixtures; the hook must be in place first
 
-from runners import compilation_cache  # noqa: E402
-from tasks.files import resolve_root  # noqa: E402
+from fewshot.runners.cli import compilation_cache  # noqa: E402
+from fewshot.tasks.files import resolve_root  # noqa: E402
 
 compilation_cache.enable()
 

@@ -7,11 +7,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
-from models import KERNELS
-from models.expectations import Points
-from models.gaussian import GaussianPrior, Query
-from models.process import LatentProcess
+from fewshot.inference.inner.base import settle
+from fewshot.inference.predictive import predict
+from fewshot.learners.base import Learner, categorical
+from fewshot.models import KERNELS
+from fewshot.models.expectations import Points
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.process import LatentProcess
 
 
 def double(test):
@@ -58,6 +62,29 @@ def problem(seed, classes=3, points=9, queries=5, features=6, scale=4.0, kernel=
     return Problem(prior, jnp.asarray(labels, jnp.int32), query)
 
 
+class FixedPrior(Learner):
+    """A learner whose inputs are positions in a prior that is given, with any inference kernel."""
+
+    def __init__(self, prior, kernel, likelihood):
+        self.given, self.kernel, self.likelihood = nnx.data(prior), kernel, nnx.static(likelihood)
+
+    def fit(self, key, support, y, classes, mask=None):
+        covariance = self.given.covariance[jnp.ix_(support, support)]
+        prior = GaussianPrior(self.given.mean[:, support], covariance)
+        state, code = settle(key, self.kernel, prior, y, mask)
+        present = None if mask is None else mask.classes
+        return (support, self.kernel.posterior(state, prior), present), code
+
+    def predict(self, key, state, query):
+        support, posterior, present = state
+        new = Query(
+            self.given.mean[:, query],
+            self.given.covariance[jnp.ix_(query, support)],
+            jnp.diagonal(self.given.covariance)[query],
+        )
+        return categorical(predict(key, self.likelihood, posterior, new, present))
+
+
 class FixedPoints:
     """An expectation rule that always gives the same nodes."""
 
@@ -75,5 +102,5 @@ def accepts(constructor, name):
 
 def defined(kind):
     """The project's classes below one that have none below themselves: what a registry must hold."""
-    below = [sub for sub in kind.__subclasses__() if sub.__module__.startswith("models.")]
+    below = [sub for sub in kind.__subclasses__() if sub.__module__.startswith("fewshot.models.")]
     return set().union(*map(defined, below)) if below else {kind}

@@ -11,17 +11,16 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from inference.inner import exact
-from inference.outer import checkpoint
-from inference.outer.devices import TASKS, task_mesh
-from inference.outer.hypergradients import sites
-from inference.outer.loss import Recipe
-from inference.outer.objectives import elbo
-from inference.outer.svi import make_trainer
-from models import KERNELS, MLP, LabelRegression
-from models.deep_kernel import DeepKernel
-from runners import compilation_cache
-from tasks import make_dataset, sample_task
+from fewshot.inference.inner import exact
+from fewshot.inference.outer.devices import TASKS, task_mesh
+from fewshot.inference.outer.svi import make_trainer
+from fewshot.learners import GaussianProcess
+from fewshot.models import KERNELS, MLP, LabelRegression
+from fewshot.models.deep_kernel import DeepKernel
+from fewshot.runners.cli import compilation_cache
+from fewshot.tasks import make_dataset, sample_task
+from fewshot.training import checkpoint
+from fewshot.training.log import table
 
 SHAPE, WAY, SHOT, QUERY, TASKS_PER_STEP, STEPS = (4, 4, 1), 3, 1, 2, 8, 50
 
@@ -36,11 +35,11 @@ def pool():
 def trainer(mesh):
     """Plain gradient steps: Adam makes steps out of the rounding of gradients that are 0, as before a batch norm."""
     rngs = nnx.Rngs(0)
-    deep_kernel = DeepKernel(MLP(SHAPE, rngs=rngs, width=8), KERNELS["cosine-bn"](), rngs=rngs)
+    deep_kernel = DeepKernel(MLP(SHAPE, rngs=rngs, width=8), KERNELS["cosine-bn"](), rngs=rngs, classes=WAY)
     sampler = jax.tree_util.Partial(lambda data, key: sample_task(key, data, WAY, SHOT, QUERY), pool())
-    recipe = Recipe(LabelRegression(1.0), exact, elbo, sites, 1)
-    settings = {"classes": WAY, "tasks_per_step": TASKS_PER_STEP, "mesh": mesh}
-    return make_trainer(jax.random.key(1), deep_kernel, recipe, sampler, optax.sgd(0.01), **settings)
+    learner = GaussianProcess(deep_kernel, LabelRegression(1.0), exact, inner_steps=1)
+    settings = {"tasks_per_step": TASKS_PER_STEP, "mesh": mesh}
+    return make_trainer(jax.random.key(1), learner, sampler, optax.sgd(0.01), **settings)
 
 
 def train(made, state, first, last):
@@ -48,13 +47,11 @@ def train(made, state, first, last):
     for index in range(first, last):
         state, log = made.step(state, index)
         logs.append(log)
-    rows = np.array(jax.device_get(logs), float)
-    return state, rows.tolist()
+    return state, table(logs, GaussianProcess.diagnostics).tolist()
 
 
 def learned(made, state):
-    deep_kernel, _ = made.module(state)
-    leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(deep_kernel)))
+    leaves = jax.tree.leaves(nnx.to_pure_dict(nnx.state(made.module(state).deep_kernel)))
     return np.concatenate([np.ravel(leaf) for leaf in leaves]).tolist()
 
 

@@ -10,11 +10,11 @@ from problems import double, problem
 from scipy.integrate import quad
 from scipy.special import expit, softmax
 
-from inference.inner import cavi, fit
-from models import LIKELIHOODS
-from models.gaussian import Marginals, condition
-from models.likelihoods import LogisticSoftmax, OneVsEach, logistic_softmax
-from models.likelihoods.base import AugmentedLikelihood
+from fewshot.inference.inner import cavi, fit
+from fewshot.models import LIKELIHOODS
+from fewshot.models.gaussian import Marginals, condition
+from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach, logistic_softmax
+from fewshot.models.likelihoods.base import AugmentedLikelihood
 
 CLASSES, POINTS = 3, 6
 Y = np.array([0, 1, 2, 2, 1, 0], np.int32)

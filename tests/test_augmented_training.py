@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tiny_omniglot
 
-import tasks
-from runners.build import keys
-from runners.configuration import RunConfig, resolve
-from runners.data import calibration_episodes, load_splits, subset_of_classes, with_queries
-from runners.optimisation import sampler
-from runners.overrides import ConfigError
-from tasks.augmentation import AUGMENTATIONS, augment
+from fewshot import tasks
+from fewshot.tasks.augmentation import AUGMENTATIONS, augment
+from fewshot.training.build import keys
+from fewshot.training.configuration import RunConfig, resolve
+from fewshot.training.data import calibration_episodes, load_splits, subset_of_classes, with_queries
+from fewshot.training.optimisation import sampler
+from fewshot.training.overrides import ConfigError
 
 
 @pytest.fixture(scope="module")

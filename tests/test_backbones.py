@@ -8,10 +8,10 @@ from flax import nnx
 from jax.test_util import check_grads
 from problems import defined
 
-import models
-from models import backbones
-from models.backbones import Conv4, ConvBlock, ResidualBlock, ResNet12, TaskBatchNorm
-from models.convolution import EPSILON, PRECISIONS, conv3x3, max_pool, norm_relu_pool, pool_first
+from fewshot import models
+from fewshot.models import backbones
+from fewshot.models.backbones import Conv4, ConvBlock, ResidualBlock, ResNet12, TaskBatchNorm
+from fewshot.models.convolution import EPSILON, PRECISIONS, conv3x3, max_pool, norm_relu_pool, pool_first
 
 
 def plain_conv(x, kernel):

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from problems import double, problem
 
-from models.block_gaussian import JointMarginals, covariance_root
-from models.dense_sites import DENSE_LIMIT, BlockSites, positive_part, semidefinite_cholesky
-from models.expectations import GaussHermite, MonteCarlo, expect
-from models.gaussian import GaussianPrior, Marginals, Sites, condition, draw, log_normaliser, prior_root
-from models.simplex_sites import SimplexSites
-from models.star_sites import StarSites
+from fewshot.models.block_gaussian import JointMarginals, covariance_root
+from fewshot.models.dense_sites import DENSE_LIMIT, BlockSites, positive_part, semidefinite_cholesky
+from fewshot.models.expectations import GaussHermite, MonteCarlo, expect
+from fewshot.models.gaussian import GaussianPrior, Marginals, Sites, condition, draw, log_normaliser, prior_root
+from fewshot.models.simplex_sites import SimplexSites
+from fewshot.models.star_sites import StarSites
 
 CLASSES, POINTS, QUERIES = 3, 9, 5
 KINDS = ("diagonal", "block", "star", "simplex")

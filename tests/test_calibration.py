@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evaluation import calibration_error, metrics
-from evaluation.calibration import BOUNDS, fit_temperature, papers_temperatures
-from inference.predictive import temper
+from fewshot.evaluation import calibration_error, metrics
+from fewshot.evaluation.calibration import BOUNDS, fit_temperature, papers_temperatures
+from fewshot.inference.predictive import temper
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 from predicted import LABELS, PROBABILITIES, calibrated_labels, constant_predictions, dependent_labels
 from predicted import random_predictions as random
 
-from evaluation import calibration_error as errors
-from evaluation import metrics
+from fewshot.evaluation import calibration_error as errors
+from fewshot.evaluation import metrics
 
 
 def gaps_of(confidence, right, edges):

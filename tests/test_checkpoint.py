@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from inference.outer import checkpoint
+from fewshot.training import checkpoint
 
 
 class Statistics(NamedTuple):

@@ -8,7 +8,7 @@ import zlib
 import jax
 import pytest
 
-from runners import compilation_cache
+from fewshot.runners.cli import compilation_cache
 
 PROGRAM = """
 import jax, jax.numpy as jnp

@@ -9,15 +9,15 @@ import numpy as np
 import optax
 import pytest
 
-import inference
-import models
-from inference.inner.base import usable_kernels
-from models import LIKELIHOODS
-from models.expectations import Exact, MonteCarlo
-from runners import automatic, build, optimisation
-from runners.configuration import REGISTRIES, RunConfig, TrainerSettings, override_targets, resolve
-from runners.flags import dataset_name, parse
-from runners.overrides import ConfigError, Override, converted, parse_override
+from fewshot import inference, models
+from fewshot.inference.inner.base import usable_kernels
+from fewshot.models import LIKELIHOODS
+from fewshot.models.expectations import Exact, MonteCarlo
+from fewshot.runners.cli.flags import dataset_name, parse
+from fewshot.training import defaults, optimisation
+from fewshot.training.configuration import REGISTRIES, RunConfig, TrainerSettings, override_targets, resolve
+from fewshot.training.overrides import ConfigError, Override, converted, parse_override
+from fewshot.training.run import build_run
 
 CVI_SETTINGS = ", ".join(f"inference.{setting.name}" for setting in Override.of(inference.INFERENCE["cvi"]))
 
@@ -43,7 +43,7 @@ def test_defaults_are_decided_and_marked():
 def test_every_pair_has_defaults_or_is_refused_with_the_reason(likelihood, algorithm):
     config = resolve(parse(["--likelihood", likelihood, "--inference", algorithm, "--backbone", "identity"]))
     try:
-        build.build_model(replace(config, query=1), (4, 4, 1))
+        build_run(replace(config, query=1), (4, 4, 1))
     except ConfigError as error:
         assert algorithm not in usable_kernels(LIKELIHOODS[likelihood]())
         assert algorithm in str(error)  # the run-time type checker may speak first
@@ -76,13 +76,13 @@ def test_the_prior_of_the_output_scale_goes_with_the_likelihood():
     """Regressed labels are -1 and 1; logits are larger."""
 
     def scale(*flags):
-        model = build.build_model(replace(resolve(parse([*flags])), query=1), (28, 28, 1))
-        assert model.deep_kernel.hyperparameters()["log_scale"] == np.float32(
-            np.log(model.deep_kernel.kernel.prior_scale)
+        model = build_run(replace(resolve(parse([*flags])), query=1), (28, 28, 1))
+        assert model.learner.deep_kernel.hyperparameters()["log_scale"] == np.float32(
+            np.log(model.learner.deep_kernel.kernel.prior_scale)
         )
-        return model.deep_kernel.kernel.prior_scale
+        return model.learner.deep_kernel.kernel.prior_scale
 
-    assert scale() == 30.0 and scale("--likelihood", "gaussian") == automatic.PRIOR_SCALE["gaussian"] < 30.0
+    assert scale() == 30.0 and scale("--likelihood", "gaussian") == defaults.PRIOR_SCALE["gaussian"] < 30.0
     assert scale("--likelihood", "gaussian", "--set", "kernel.prior_scale=7") == 7.0
     stored = resolve(parse(["--likelihood", "gaussian"])).to_json()
     del stored["settings"]["kernel.prior_scale"]
@@ -138,11 +138,11 @@ def test_settings_reach_the_constructors():
     flags = ["--likelihood", "gaussian", "--kernel", "poly1", "--backbone", "mlp"]
     settings = ["likelihood.noise=0.5", "kernel.log_offset=1", "kernel.degree=2", "backbone.width=7"]
     config = replace(resolve(parse([*flags, "--set", *settings])), query=1)
-    model = build.build_model(config, (4, 4, 1))
-    assert model.likelihood.noise == 0.5
-    assert float(model.deep_kernel.hyperparameters()["log_offset"]) == 1.0
-    assert model.deep_kernel.kernel.degree == 2
-    assert model.deep_kernel.backbone.features == 7
+    model = build_run(config, (4, 4, 1))
+    assert float(model.learner.likelihood.noise) == pytest.approx(0.5)
+    assert float(model.learner.deep_kernel.hyperparameters()["log_offset"]) == 1.0
+    assert model.learner.deep_kernel.kernel.degree == 2
+    assert model.learner.deep_kernel.backbone.features == 7
 
 
 def test_an_expectation_rule_is_named_by_its_number_of_draws():
@@ -170,12 +170,13 @@ def test_network_and_hyper_parameters_have_their_own_rates():
     )
     optimiser = optimisation.build_optimiser(config)
     deep_kernel = {"backbone": {"kernel": 1.0}, "hyper": {"log_scale": 1.0}, "norm": {"scale": 1.0}}
-    params = {"network$params": {"deep_kernel": deep_kernel}, "likelihood": {"log_noise": 1.0}}
+    params = {"network$params": {"deep_kernel": deep_kernel, "likelihood_parameters": {"log_noise": 1.0}}}
     params = jax.tree.map(jnp.asarray, params)
     updates, _ = optimiser.update(params, optimiser.init(params), params)
     moved = optax.apply_updates(params, updates)
-    assert moved["likelihood"]["log_noise"] == pytest.approx(0.9, abs=1e-5)
-    moved = moved["network$params"]["deep_kernel"]
+    moved = moved["network$params"]
+    assert moved["likelihood_parameters"]["log_noise"] == pytest.approx(0.9, abs=1e-5)
+    moved = moved["deep_kernel"]
     assert moved["hyper"]["log_scale"] == pytest.approx(0.9, abs=1e-5)
     assert moved["backbone"]["kernel"] == moved["norm"]["scale"] == pytest.approx(0.5, abs=1e-5)
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import jax
 import pytest
 
-from inference import INFERENCE
-from inference.conformance import ConformanceError, check_inference, check_likelihood
-from inference.inner import cvi
-from inference.inner.base import usable_kernels
-from models import LIKELIHOODS
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.inference import INFERENCE
+from fewshot.inference.conformance import ConformanceError, check_inference, check_likelihood
+from fewshot.inference.inner import cvi
+from fewshot.inference.inner.base import usable_kernels
+from fewshot.models import LIKELIHOODS
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 
 
 @pytest.mark.slow

@@ -4,8 +4,11 @@ import io
 
 import pytest
 
-from runners import compilation_cache, console, processor
-from runners.launch import launch
+from fewshot.evaluation import text as texts
+from fewshot.runners.cli import compilation_cache, processor
+from fewshot.runners.cli.console import one_line_errors
+from fewshot.runners.cli.launch import launch
+from fewshot.training import progress as progress_module
 
 
 class Terminal(io.StringIO):
@@ -22,7 +25,7 @@ class Clock:
 
 def run_loop(stream, steps, seconds, **options):
     clock = Clock()
-    progress = console.Progress(1000, stream=stream, clock=clock, **options)
+    progress = progress_module.Progress(1000, stream=stream, clock=clock, **options)
     for step in steps:
         clock.now += seconds
         progress.update(step, {"loss": f"{1 / step:.3f}"})
@@ -44,7 +47,7 @@ def test_plain_lines_come_at_intervals_and_at_the_end():
 def test_a_terminal_sees_one_line_that_updates():
     text = run_loop(Terminal(), [500, 1000], 1.0)
     assert text.count("\n") == 1 and text.endswith("\n")
-    assert text.split(console.CLEAR_LINE)[1:] == [
+    assert text.split(progress_module.CLEAR_LINE)[1:] == [
         "500/1,000 episodes  loss 0.002",
         "1,000/1,000 episodes  loss 0.001  500 episodes/s  0.0 s left\n",
     ]
@@ -52,7 +55,7 @@ def test_a_terminal_sees_one_line_that_updates():
 
 def test_the_line_is_cut_to_the_width_of_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
-    assert run_loop(Terminal(), [500], 1.0).strip("\n") == console.CLEAR_LINE + "500/1,000 episodes "
+    assert run_loop(Terminal(), [500], 1.0).strip("\n") == progress_module.CLEAR_LINE + "500/1,000 episodes "
 
 
 def test_a_resumed_loop_counts_only_its_own_steps():
@@ -76,7 +79,7 @@ def test_control_c_ends_a_command_without_a_traceback(capsys, monkeypatch):
 def test_what_comes_before_the_first_update_is_no_part_of_the_rate():
     """Compilation, and the first validation, which training shows as an update at 0, take long and once."""
     clock, stream = Clock(), io.StringIO()
-    progress = console.Progress(1000, stream=stream, clock=clock, interval=0)
+    progress = progress_module.Progress(1000, stream=stream, clock=clock, interval=0)
     clock.now += 1000
     progress.update(0, {})
     clock.now += 1
@@ -90,16 +93,16 @@ def test_no_rate_before_the_first_step():
 
 def test_a_message_stands_on_its_own_line_and_the_progress_returns():
     stream = Terminal()
-    progress = console.Progress(10, stream=stream, clock=Clock())
+    progress = progress_module.Progress(10, stream=stream, clock=Clock())
     progress.update(1, {})
     progress.message("saved")
     progress.update(1, {})
-    clear = console.CLEAR_LINE
+    clear = progress_module.CLEAR_LINE
     assert stream.getvalue() == f"{clear}1/10 episodes{clear}saved\n{clear}1/10 episodes"
 
 
 def test_table():
-    table = console.format_table(["", "accuracy", "ECE"], [["trained", "87.3 +- 0.6%", "0.02"], ["1-NN", "50.1%", "-"]])
+    table = texts.format_table(["", "accuracy", "ECE"], [["trained", "87.3 +- 0.6%", "0.02"], ["1-NN", "50.1%", "-"]])
     assert table.splitlines() == [
         "             accuracy   ECE",
         "-------  ------------  ----",
@@ -121,28 +124,28 @@ def test_table():
     ],
 )
 def test_seconds(seconds, text):
-    assert console.format_seconds(seconds) == text
+    assert texts.format_seconds(seconds) == text
 
 
 @pytest.mark.parametrize(
     "count, text", [(512, "512 B"), (1536, "1.5 KiB"), (3 << 20, "3 MiB"), (5 << 30, "5 GiB"), (2 << 40, "2 TiB")]
 )
 def test_bytes(count, text):
-    assert console.format_bytes(count) == text
+    assert texts.format_bytes(count) == text
 
 
 def test_percent():
-    assert console.format_percent(0.8734) == "87.3%"
-    assert console.format_percent(0.8734, 0.0061) == "87.3 +- 0.6%"
+    assert texts.format_percent(0.8734) == "87.3%"
+    assert texts.format_percent(0.8734, 0.0061) == "87.3 +- 0.6%"
 
 
 def test_expected_errors_become_one_line_and_exit_code_2(capsys):
-    with pytest.raises(SystemExit) as exit_info, console.one_line_errors(ValueError, OSError):
+    with pytest.raises(SystemExit) as exit_info, one_line_errors(ValueError, OSError):
         raise ValueError("expected a\n  folder")
     assert exit_info.value.code == 2 and exit_info.value.__suppress_context__
     assert capsys.readouterr() == ("", "error: expected a folder\n")
 
 
 def test_other_errors_keep_their_traceback():
-    with pytest.raises(KeyError), console.one_line_errors(ValueError):
+    with pytest.raises(KeyError), one_line_errors(ValueError):
         raise KeyError("a mistake of ours")

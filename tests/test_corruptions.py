@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 from scipy import ndimage
 
-import tasks.corruptions as corruptions
-from tasks import DataError, make_dataset
-from tasks.corruptions import CORRUPTIONS, constants_set, corrupt, corrupt_dataset, parse_corruption
-from tasks.filters import box_matrix, disc_kernel
+from fewshot.tasks import DataError, make_dataset
+from fewshot.tasks import corruptions as corruptions
+from fewshot.tasks.corruptions import CORRUPTIONS, constants_set, corrupt, corrupt_dataset, parse_corruption
+from fewshot.tasks.filters import box_matrix, disc_kernel
 
 # Severities 1 and 5 as printed in the authors' programs for images of 224, 64 and 32 pixels.
 PUBLISHED = {

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from problems import FixedPoints, double, problem
 
-from inference.inner import Code, Mask, cvi, fit
-from inference.inner.cavi import _residual as cavi_residual
-from inference.inner.cvi import _add, _inner, _residual, _secant_length
-from models.block_gaussian import BlockPosterior
-from models.dense_sites import BlockSites
-from models.expectations import GaussHermite, MonteCarlo, expect
-from models.gaussian import GaussianPrior, Marginals, Sites
-from models.likelihoods import LogisticSoftmax, OneVsEach, Softmax
+from fewshot.inference.inner import Code, Mask, cvi, fit
+from fewshot.inference.inner.cavi import _residual as cavi_residual
+from fewshot.inference.inner.cvi import _add, _inner, _residual, _secant_length
+from fewshot.models.block_gaussian import BlockPosterior
+from fewshot.models.dense_sites import BlockSites
+from fewshot.models.expectations import GaussHermite, MonteCarlo, expect
+from fewshot.models.gaussian import GaussianPrior, Marginals, Sites
+from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach, Softmax
 
 CLASSES = 3
 

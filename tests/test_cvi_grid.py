@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.inner import Code, cvi, fit, fit_to_tolerance
-from models import KERNELS, Softmax
-from models.gaussian import GaussianPrior
+from fewshot.inference.inner import Code, cvi, fit, fit_to_tolerance
+from fewshot.models import KERNELS, Softmax
+from fewshot.models.gaussian import GaussianPrior
 
 SHAPES = [(2, 1), (2, 5), (3, 10), (5, 1), (5, 5), (5, 10), (8, 3), (10, 1), (10, 5), (15, 2), (20, 1), (20, 10)]
 TOLERANCE, MOST_STEPS, FEATURES = 1e-3, 100, 64

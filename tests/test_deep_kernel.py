@@ -10,10 +10,10 @@ from flax import nnx
 from numpyro.contrib.module import nnx_module
 from numpyro.infer import SVI, Trace_ELBO
 
-import models
-from models.deep_kernel import DeepKernel
-from models.gaussian import GaussianPrior, Query
-from models.process import LatentProcess
+from fewshot import models
+from fewshot.models.deep_kernel import DeepKernel
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.process import LatentProcess
 
 SHAPE = (16, 16, 1)
 CELLS = [("mlp", "cosine-bn"), ("mlp", "poly1"), ("identity", "rbf")]

@@ -12,8 +12,8 @@ from problems import double, problem
 from scipy.special import log_softmax, logsumexp, softmax
 from scipy.stats import norm
 
-from inference import diagnostics
-from inference.diagnostics import (
+from fewshot.inference import diagnostics
+from fewshot.inference.diagnostics import (
     draw_latents,
     label_loo,
     log_ratios,
@@ -24,14 +24,14 @@ from inference.diagnostics import (
     summary_table,
     to_arviz,
 )
-from inference.inner import cavi, cvi, exact, fit, gibbs, gradient, laplace
-from inference.mcmc import EllipticalSliceKernel
-from inference.posterior_draws import about_queries
-from inference.predictive import predict
-from models.gaussian import Sites, condition, covariance, draw, log_normaliser, prior_root
-from models.likelihoods import LabelRegression, OneVsEach, Softmax
-from models.likelihoods.base import log_densities
-from runners import diagnose
+from fewshot.inference.inner import cavi, cvi, exact, fit, gibbs, gradient, laplace
+from fewshot.inference.mcmc import EllipticalSliceKernel
+from fewshot.inference.posterior_draws import about_queries
+from fewshot.inference.predictive import predict
+from fewshot.models.gaussian import Sites, condition, covariance, draw, log_normaliser, prior_root
+from fewshot.models.likelihoods import LabelRegression, OneVsEach, Softmax
+from fewshot.models.likelihoods.base import log_densities
+from fewshot.runners import diagnose
 
 GROUPS = {"posterior", "posterior_predictive", "log_likelihood", "sample_stats", "observed_data"}
 KERNELS = {

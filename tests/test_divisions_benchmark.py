@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from conftest import load_benchmark
 
-from evaluation.calibration import fit_temperature
-from runners import evaluate, scoring
-from runners.automatic import TEST_QUERIES
-from runners.build import load_run
-from runners.data import Shape, draw_episodes, load_splits, queries
-from runners.evaluation_config import EvaluationConfig
-from tasks import flat_images
+from fewshot.evaluation import scoring
+from fewshot.evaluation.calibration import fit_temperature
+from fewshot.evaluation.episodes import Shape, draw_episodes, queries
+from fewshot.runners import evaluate
+from fewshot.runners.cli.evaluation import EvaluationConfig
+from fewshot.tasks import flat_images
+from fewshot.training.data import load_splits
+from fewshot.training.run import load_run
 
 
 @pytest.fixture(scope="module")
@@ -39,17 +40,17 @@ def test_joined_splits_hold_the_classes_of_both(divisions, tiny_data):
 
 @pytest.mark.slow
 def test_one_side_is_tested_at_the_temperature_of_the_other(divisions, tiny_run, tiny_data):
-    model, splits = load_run(tiny_run.path), load_splits("omniglot", tiny_data)
+    run, splits = load_run(tiny_run.path), load_splits("omniglot", tiny_data)
     joined, validating = divisions.join(splits.validation, splits.test), splits.validation.classes
     sides = np.split(np.arange(joined.classes), [validating])
-    found = divisions.divide(model, scoring.embed(model.deep_kernel, joined), joined, sides, 20)
+    found = divisions.divide(run, scoring.embed(run.learner, joined), joined, sides, 20)
     tested = evaluate.main(EvaluationConfig(str(tiny_run.path), episodes=20, data_root=tiny_data))
     assert found.accuracy == pytest.approx(tested["accuracy"]) and found.own_ece == pytest.approx(
         tested["ece"], rel=1e-4
     )
-    shape = Shape(model.config.way, model.config.shot, queries(splits.validation, model.config.shot, TEST_QUERIES))
+    shape = Shape(run.config.way, run.config.shot, queries(splits.validation, run.config.shot))
     drawn = draw_episodes(0, "test", splits.validation, shape, 20)
-    fitted = scoring.score(model, scoring.embed(model.deep_kernel, splits.validation), drawn)
+    fitted = scoring.score(run.learner, scoring.embed(run.learner, splits.validation), drawn)
     assert found.other_accuracy == pytest.approx(fitted.summary(1)["accuracy"])
     assert found.temperature == pytest.approx(fit_temperature(fitted.probabilities, fitted.labels), rel=1e-3)
     assert found.least_ece < found.ece != found.own_ece

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from conftest import data_file
 
-from evaluation import metrics
-from runners import episode_lists, scoring
-from runners.build import load_run
-from runners.data import draw_episodes, load_splits
-from tasks import tinyimagenet
+from fewshot.evaluation import episode_lists, metrics, scoring
+from fewshot.evaluation.episodes import draw_episodes
+from fewshot.tasks import tinyimagenet
+from fewshot.training.data import load_splits
+from fewshot.training.run import load_run
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs" / "results"
 FILES = {"omniglot": "omniglot.npz", "omniglot-emnist": "emnist.npz", "tinyimagenet": tinyimagenet.FILE}
@@ -43,7 +43,7 @@ def test_published_episodes_are_those_of_seed_0(published):
 def test_a_kept_run_scores_its_published_episodes_as_was_written(published):
     path, model, test, episodes = published
     few = episodes._replace(indices=jax.tree.map(lambda leaf: leaf[:100], episodes.indices), keys=episodes.keys[:100])
-    scores = scoring.score(model, scoring.embed(model.deep_kernel, test), few).tempered(model.temperature)
+    scores = scoring.score(model.learner, scoring.embed(model.learner, test), few).tempered(model.temperature)
     with np.load(path) as written:
         np.testing.assert_allclose(
             metrics.episode_nll(scores.probabilities, scores.labels), written["nll"][:100], atol=0.01

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from problems import FixedPoints, double, problem
 
-from inference.inner import cvi
-from models.expectations import GaussHermite
-from models.gaussian import Marginals, Sites, condition, covariance
-from models.likelihoods import LabelRegression, Softmax
+from fewshot.inference.inner import cvi
+from fewshot.models.expectations import GaussHermite
+from fewshot.models.gaussian import Marginals, Sites, condition, covariance
+from fewshot.models.likelihoods import LabelRegression, Softmax
 
 CLASSES, POINTS = 3, 4
 LOWER = np.tril_indices(POINTS)

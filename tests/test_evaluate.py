@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,17 +18,21 @@ import pytest
 import tiny_omniglot
 from test_meta_train import contents
 
-import tasks
-from evaluation.calibration import fit_temperature
-from evaluation.out_of_episode import DetectionScores, detect
-from inference.task_temperature import SPREAD, task_temperature
-from models.process import LatentProcess
-from runners import assessment, build, evaluate, run_directory, scoring, tables
-from runners.build import load_run
-from runners.data import Shape, check_images, draw_episodes, load_splits, subset_of_classes
-from runners.evaluation_config import EvaluationConfig, check, parse
-from runners.run_directory import RunError
-from tasks import sample_task
+from fewshot import tasks
+from fewshot.evaluation import scoring, tables
+from fewshot.evaluation.calibration import fit_temperature
+from fewshot.evaluation.episodes import Shape, draw_episodes
+from fewshot.evaluation.out_of_episode import DetectionScores, detect
+from fewshot.evaluation.resampling import plain_interval
+from fewshot.evaluation.robustness import corrupted
+from fewshot.learners.task_temperature import SPREAD, task_temperature
+from fewshot.runners import assessment, evaluate
+from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
+from fewshot.tasks import sample_task
+from fewshot.training import run_directory
+from fewshot.training.data import check_images, load_splits, subset_of_classes
+from fewshot.training.run import export, load_run
+from fewshot.training.run_directory import RunError
 
 KEYS = {
     "accuracy",
@@ -127,7 +130,8 @@ def test_raw_and_calibrated_are_always_together(everything):
 def test_the_calibrated_temperature_is_that_of_validation_episodes(everything, tiny_run, tiny_data):
     model, validation = load_run(tiny_run.path), load_splits("omniglot", tiny_data).validation
     episodes = draw_episodes(0, "validation", validation, Shape(2, 2, 15), 12)
-    scores = scoring.score(model, scoring.embed(model.deep_kernel, validation), episodes)
+    learner = model.learner
+    scores = scoring.score(learner, scoring.embed(learner, validation), episodes)
     assert everything.metrics["calibrated"]["temperature"] == fit_temperature(scores.probabilities, scores.labels)
 
 
@@ -150,15 +154,15 @@ def test_corruption_changes_support_and_query_and_its_severities_are_reported(ev
     assert metrics["severities"][3]["brier"] == pytest.approx(metrics["brier"], rel=1e-5)
     assert metrics["severities"][0]["brier"] != metrics["severities"][3]["brier"]
     clean = load_splits("omniglot", tiny_data).test
-    corrupted = assessment._corrupted(everything.config, clean)
-    assert (np.asarray(corrupted.images) != np.asarray(clean.images)).any(axis=(1, 2, 3)).all()
+    noisy = corrupted(everything.config.corruption, everything.config.seed, clean)
+    assert (np.asarray(noisy.images) != np.asarray(clean.images)).any(axis=(1, 2, 3)).all()
 
 
 def test_features_are_not_corrupted(everything, tiny_data):
     clean = load_splits("omniglot", tiny_data).test
     features = clean._replace(images=clean.images.astype(np.float32) / 255)
     with pytest.raises(tasks.DataError, match="expected images as bytes for --corruption, got float32"):
-        assessment._corrupted(everything.config, features)
+        corrupted(everything.config.corruption, everything.config.seed, features)
 
 
 def test_the_report_holds_everything_in_one_file(everything):
@@ -243,14 +247,14 @@ def test_one_episode_has_scores_and_no_intervals():
     check(parse(["run", "--episodes", "1"]))
     probabilities, labels = np.array([[[0.9, 0.1], [0.2, 0.8]]]), np.array([[0, 1]])
     scores = scoring.Scores(probabilities, labels, np.zeros(1, int), 0.0)
-    row = assessment.summary(scores, batches=0)
+    row = scoring.summary_with_intervals(scores, batches=0)
     assert row["accuracy_std_batches"] == 0 and set(row["intervals"].values()) == {None}
     assert scores.accuracies() == {"accuracy": 1.0, "accuracy_ci95": None}
     json.dumps(row, allow_nan=False)
     others = DetectionScores(*(np.array([[0.1, 0.2]]) for _ in DetectionScores._fields))
     found = detect(np.random.default_rng(0), others, others._replace(entropy=np.array([[0.5, 0.15]])))
     assert tables.detection_cells(found["entropy"]) == ["0.7500", "-"]
-    assert assessment.plain_interval(found["entropy"].interval) is None
+    assert plain_interval(found["entropy"].interval) is None
 
 
 def test_each_task_can_learn_its_temperature(tiny_run, tiny_data, capsys):
@@ -262,24 +266,18 @@ def test_each_task_can_learn_its_temperature(tiny_run, tiny_data, capsys):
     adapted = found["adapted"]
     assert "\nadapted to each task " in printed
     assert f"adapted to each task: temperature {adapted['mean_temperature']:.3f} on average" in printed
-    model, test = load_run(tiny_run.path), load_splits("omniglot", tiny_data).test
+    learner, test = load_run(tiny_run.path).learner, load_splits("omniglot", tiny_data).test
     episodes = draw_episodes(1, "test", test, Shape(3, 3, 15), 6)
-    model = replace(model, temperature=found["temperature"])
-    features, fewer = scoring.embed(model.deep_kernel, test), adapted["temperature_of_fewer"]
-    each = scoring.task_temperatures(model, features, episodes, fewer, block=4)
-    assert fewer != found["temperature"] and np.shape(each.weights)[0] == 6
+    features, both = scoring.embed(learner, test), (found["temperature"], adapted["temperature_of_fewer"])
+    each = scoring.task_temperatures(learner, features, episodes, *both, block=4)
+    assert both[0] != both[1] and np.shape(each.weights)[0] == 6
     for number in range(6):
         one = jax.tree.map(lambda values, number=number: values[number], episodes.indices)
-        prior = LatentProcess(model.deep_kernel.kernel, model.deep_kernel.hyperparameters()).prior(
-            features[one.x_support], 3
-        )
-        alone = task_temperature(
-            episodes.keys[number], model.inference, model.likelihood, prior, one.y_support, model.temperature, fewer
-        )
+        alone = task_temperature(episodes.keys[number], learner, features[one.x_support], one.y_support, 3, *both)
         np.testing.assert_allclose(each.weights[number], alone.weights, rtol=1e-3, atol=1e-5)
-    wide = scoring.task_temperatures(model, features, episodes, fewer, spread=2 * SPREAD)
+    wide = scoring.task_temperatures(learner, features, episodes, *both, spread=2 * SPREAD)
     np.testing.assert_allclose(wide.temperatures[:, -1] / each.temperatures[:, -1], np.exp(5 * SPREAD), rtol=1e-4)
-    expected = scoring.score(model, features, episodes).tempered(each)
+    expected = scoring.score(learner, features, episodes).tempered(each)
     assert adapted["nll"] == pytest.approx(expected.summary()["nll"], rel=1e-4)
     assert adapted["mean_temperature"] == pytest.approx(float(each.mean.mean()), rel=1e-5)
 
@@ -379,7 +377,7 @@ def test_loading_finds_what_was_exported(tiny_run, tmp_path):
     model = load_run(tiny_run.path)
     before = run_directory.load(tiny_run.path).load_weights()
     directory = run_directory.create(tmp_path / "again", run_directory.load(tiny_run.path).config)
-    build.export(directory, model, int(before["step"]))
+    export(directory, model, int(before["step"]))
     after = directory.load_weights()
     assert jax.tree.structure(after) == jax.tree.structure(before)
     assert all((a == b).all() for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))

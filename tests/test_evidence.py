@@ -9,12 +9,12 @@ import pytest
 from cells import CLASSES, each_deterministic_cell, fitting, kernel_for, sampled_nodes
 from problems import double, problem
 
-from inference.evidence import _annealed_log_weight, annealed_evidence, bound, quadrature_evidence
-from inference.inner import cvi, fit
-from models import LIKELIHOODS
-from models.expectations import GaussHermite
-from models.gaussian import Sites, condition
-from models.likelihoods import LabelRegression
+from fewshot.inference.evidence import _annealed_log_weight, annealed_evidence, bound, quadrature_evidence
+from fewshot.inference.inner import cvi, fit
+from fewshot.models import LIKELIHOODS
+from fewshot.models.expectations import GaussHermite
+from fewshot.models.gaussian import Sites, condition
+from fewshot.models.likelihoods import LabelRegression
 
 KEY = jax.random.key(0)
 LONG = {"particles": 256, "steps": 400}  # of annealing, where the output scale is large or a density narrow

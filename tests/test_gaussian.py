@@ -10,8 +10,8 @@ from jax.test_util import check_grads
 from problems import double, hyper_of, relu_features
 from scipy.stats import multivariate_normal
 
-from models import KERNELS
-from models.gaussian import (
+from fewshot.models import KERNELS
+from fewshot.models.gaussian import (
     GaussianPrior,
     Query,
     Sites,
@@ -22,7 +22,7 @@ from models.gaussian import (
     prior_root,
     zero_sites,
 )
-from models.process import LatentProcess
+from fewshot.models.process import LatentProcess
 
 CLASSES, POINTS, QUERIES = 3, 7, 4
 

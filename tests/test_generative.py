@@ -10,10 +10,10 @@ from numpyro.infer.util import log_density
 from problems import double, problem
 from scipy.stats import norm
 
-from models import LIKELIHOODS
-from models.generative import augmented_model, classification_model
-from models.likelihoods import LabelRegression, Softmax
-from models.likelihoods.base import AugmentedLikelihood
+from fewshot.models import LIKELIHOODS
+from fewshot.models.generative import augmented_model, classification_model
+from fewshot.models.likelihoods import LabelRegression, Softmax
+from fewshot.models.likelihoods.base import AugmentedLikelihood
 
 AUGMENTED = [name for name, make in LIKELIHOODS.items() if isinstance(make(), AugmentedLikelihood)]
 CLASSES, POINTS = 3, 9

@@ -11,15 +11,15 @@ from cells import CLASSES, CONVERGED_STEPS, CONVERGING, POINTS
 from problems import double, problem, relu_features
 from scipy.optimize import minimize
 
-from inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
-from inference.inner import Code, cavi, cvi, exact, fit, fit_to_tolerance, laplace
-from inference.outer.hypergradients import implicit, sites
-from inference.outer.objectives import EmbeddedTask, Inner
-from models import KERNELS
-from models.expectations import Exact, MonteCarlo
-from models.gaussian import Sites, condition
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from models.process import LatentProcess
+from fewshot.inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
+from fewshot.inference.inner import Code, cavi, cvi, exact, fit, fit_to_tolerance, laplace
+from fewshot.inference.outer.hypergradients import implicit, sites
+from fewshot.inference.outer.objectives import EmbeddedTask, Inner
+from fewshot.models import KERNELS
+from fewshot.models.expectations import Exact, MonteCarlo
+from fewshot.models.gaussian import Sites, condition
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.models.process import LatentProcess
 
 SUPPORT, LABELS = 3, np.array([0, 1, 2, 0, 2, 1], np.int32)  # the merged task of the objectives
 THETA = np.array([np.log(4.0), 0.2, 0.1])

@@ -26,11 +26,11 @@ from cells import (
 )
 from problems import FixedPoints, double, problem
 
-from inference.inner import Code, InferenceKernel, Info, Mask, cvi, exact, fit, fit_to_tolerance, gradient
-from models import LIKELIHOODS
-from models.block_gaussian import JointMarginals
-from models.gaussian import GaussianPrior, Marginals, Query
-from models.likelihoods import LabelRegression, Softmax
+from fewshot.inference.inner import Code, InferenceKernel, Info, Mask, cvi, exact, fit, fit_to_tolerance, gradient
+from fewshot.models import LIKELIHOODS
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.gaussian import GaussianPrior, Marginals, Query
+from fewshot.models.likelihoods import LabelRegression, Softmax
 
 
 def assert_trees_close(left, right, **tolerance):

@@ -8,8 +8,8 @@ import pytest
 from jax.test_util import check_grads
 from problems import defined
 
-import models
-from models import kernels
+from fewshot import models
+from fewshot.models import kernels
 
 HYPER = {"log_scale": 0.7, "log_lengthscale": -0.3, "log_offset": 0.4}
 NAMES = list(models.KERNELS)

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from runners import compilation_cache, meta_train, processor
-from runners.launch import launch
+from fewshot.runners import meta_train
+from fewshot.runners.cli import compilation_cache, processor
+from fewshot.runners.cli.launch import launch
 
 
 def test_a_reader_that_has_had_enough_ends_the_program_quietly(monkeypatch):

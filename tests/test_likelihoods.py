@@ -13,12 +13,11 @@ from problems import double
 from scipy.special import logsumexp, softmax
 from scipy.stats import norm
 
-import models.likelihoods
-from models import LIKELIHOODS
-from models.expectations import GaussHermite, MonteCarlo, expect
-from models.gaussian import Marginals
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from models.likelihoods.base import Likelihood
+from fewshot.models import LIKELIHOODS, likelihoods
+from fewshot.models.expectations import GaussHermite, MonteCarlo, expect
+from fewshot.models.gaussian import Marginals
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.models.likelihoods.base import Likelihood
 
 CLASSES, POINTS = 3, 6
 Y = np.array([0, 1, 2, 2, 1, 0], np.int32)
@@ -77,7 +76,7 @@ def log_densities(likelihood, f, classes=None):
 @double
 def test_densities_of_all_labels_are_those_of_each(likelihood):
     f = latents()
-    found = jax.jit(partial(models.likelihoods.base.log_densities, likelihood))(f)
+    found = jax.jit(partial(likelihoods.base.log_densities, likelihood))(f)
     np.testing.assert_allclose(found, log_densities(likelihood, f), rtol=1e-12, atol=1e-12)
 
 
@@ -302,13 +301,13 @@ def unregistered(package, registry):
 
 
 def test_every_likelihood_is_registered():
-    assert {Softmax, LabelRegression} <= set(likelihood_classes(models.likelihoods))
-    assert unregistered(models.likelihoods, LIKELIHOODS) == set()
+    assert {Softmax, LabelRegression} <= set(likelihood_classes(likelihoods))
+    assert unregistered(likelihoods, LIKELIHOODS) == set()
 
 
 def test_an_unregistered_likelihood_would_be_seen():
     others = {name: constructor for name, constructor in LIKELIHOODS.items() if name != "softmax"}
-    assert unregistered(models.likelihoods, others) == {Softmax}
+    assert unregistered(likelihoods, others) == {Softmax}
 
 
 def test_the_reference_formulas_of_this_file():

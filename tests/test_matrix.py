@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from problems import relu_features
 
-from inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
-from inference.inner.base import usable_kernels
-from inference.outer.objectives import EmbeddedTask, Inner, refusal
-from models import KERNELS, LIKELIHOODS
-from models.process import LatentProcess
+from fewshot.inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
+from fewshot.inference.inner.base import usable_kernels
+from fewshot.inference.outer.objectives import EmbeddedTask, Inner, refusal
+from fewshot.models import KERNELS, LIKELIHOODS
+from fewshot.models.process import LatentProcess
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
 SUPPORT, LABELS = 3, np.array([0, 1, 2, 0, 2, 1], np.int32)

@@ -8,11 +8,11 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC
 from problems import double, problem
 
-from inference.inner.base import Mask
-from inference.mcmc import EllipticalSliceKernel, GibbsKernel, elliptical_slice, nuts
-from models import LIKELIHOODS
-from models.gaussian import Sites, condition
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.inference.inner.base import Mask
+from fewshot.inference.mcmc import EllipticalSliceKernel, GibbsKernel, elliptical_slice, nuts
+from fewshot.models import LIKELIHOODS
+from fewshot.models.gaussian import Sites, condition
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 
 AUGMENTED = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
 LATENTS = {"logistic-softmax": {"f", "rate", "counts", "omega"}, "one-vs-each": {"f", "omega"}}

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import tiny_omniglot
 
-import tasks
-from inference.outer import checkpoint
-from runners import meta_train, run_directory, training
-from runners.build import load_run
-from runners.configuration import RunConfig
+from fewshot import tasks
+from fewshot.runners import meta_train
+from fewshot.training import checkpoint, run_directory
+from fewshot.training import loop as loop_module
+from fewshot.training.configuration import RunConfig
+from fewshot.training.run import load_run
 
 ROWS = ["trained", "trained, raw (temperature 1)", "untrained network", "1-nearest neighbour on pixels"]
 
@@ -70,18 +71,18 @@ def test_the_first_step_is_not_part_of_the_estimate(monkeypatch):
         pending.clear()
         return tree
 
-    monkeypatch.setattr(training.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(training.jax, "block_until_ready", wait)
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(loop_module.jax, "block_until_ready", wait)
     loop = SimpleNamespace(
         state={},
         step=0,
         _next_count=lambda: 1,
         _program=lambda count: Compiled(),
         trainer=SimpleNamespace(step=SimpleNamespace(sampler=None)),
-        model=SimpleNamespace(config=SimpleNamespace(steps=50)),
+        config=SimpleNamespace(steps=50),
         progress=SimpleNamespace(message=messages.append),
     )
-    training.Training._estimate(loop)
+    loop_module.Training._estimate(loop)
     assert messages[0].startswith("a step takes 1e+03 ms") and "about 50 s of training" in messages[0]
 
 
@@ -114,7 +115,7 @@ def test_metrics_tell_the_course_of_training(tiny_run):
         assert record["loss"] == pytest.approx(-record["objective"] - record["log_prior"], rel=1e-5)
         assert record["scale"] == pytest.approx(math.exp(record["log_scale"]))
         assert record["failures"] == 0 and record["residual"] >= 0 and record["episodes_per_second"] > 0
-    centre = load_run(tiny_run.path).deep_kernel.kernel.priors()["log_scale"].loc
+    centre = load_run(tiny_run.path).learner.deep_kernel.kernel.priors()["log_scale"].loc
     assert records[-1]["prior_pull"] * (records[-1]["log_scale"] - centre) < 0
     assert records[-1]["seconds"] > records[1]["seconds"] > 0
 
@@ -124,7 +125,7 @@ def test_the_best_weights_are_exported_with_their_temperature(tiny_run):
     best = max(records, key=lambda record: record["validation_accuracy"])  # the first of equals
     model = load_run(tiny_run.path)
     assert model.temperature == best["temperature"] == tiny_run.result["temperature"]
-    assert float(model.deep_kernel.hyperparameters()["log_scale"]) == best["log_scale"]
+    assert float(model.learner.deep_kernel.hyperparameters()["log_scale"]) == best["log_scale"]
 
 
 def test_validation_needs_one_program_each(tiny_run):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from predicted import LABELS, PROBABILITIES, calibrated_labels, random_predictions
 
-from evaluation import calibration_error, metrics
-from evaluation.calibration_error import ERRORS
-from evaluation.predictions import checked
+from fewshot.evaluation import calibration_error, metrics
+from fewshot.evaluation.calibration_error import ERRORS
+from fewshot.evaluation.predictions import checked
 
 
 def test_hand_computed_values():

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from problems import double
 
-from models.expectations import MonteCarlo, expect
-from models.gaussian import Marginals
-from models.likelihoods import OneVsEach
+from fewshot.models.expectations import MonteCarlo, expect
+from fewshot.models.gaussian import Marginals
+from fewshot.models.likelihoods import OneVsEach
 
 CLASSES, POINTS, KEY = 4, 3, jax.random.key(0)
 REAL = {"all": None, "masked": jnp.array([True, True, False, True])}

@@ -6,16 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import double, hyper_of
+from flax import nnx
+from problems import double
 
-from evaluation.out_of_episode import DetectionScores, detect, detection_scores, entropy, mutual_information, solve_open
-from inference.inner import exact
-from inference.inner.base import Code
-from inference.predictive import predict_marginals
-from models import KERNELS, LIKELIHOODS
-from models.block_gaussian import JointMarginals
-from models.gaussian import Marginals, Query
-from models.likelihoods import LabelRegression, Softmax
+from fewshot.evaluation.episodes import Shape, draw_episodes
+from fewshot.evaluation.out_of_episode import (
+    DetectionScores,
+    detect,
+    detection_scores,
+    entropy,
+    mutual_information,
+    score_open,
+)
+from fewshot.inference.inner import exact
+from fewshot.inference.inner.base import Code
+from fewshot.inference.predictive import predict_marginals
+from fewshot.learners import GaussianProcess, NearestNeighbour
+from fewshot.models import KERNELS, LIKELIHOODS
+from fewshot.models.backbones import Identity
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.deep_kernel import DeepKernel
+from fewshot.models.gaussian import Marginals, Query
+from fewshot.models.likelihoods import LabelRegression, Softmax
+from fewshot.tasks import make_dataset
 
 KEY = jax.random.key(0)
 information = jax.jit(functools.partial(mutual_information, KEY, draws=1024))
@@ -106,40 +119,58 @@ def test_the_latent_mean_of_a_mixture_is_that_of_its_components_together():
     np.testing.assert_allclose(found.latent_mean, [0.5, -0.5])
 
 
+SHAPE = Shape(3, 2, 4)
+
+
 @pytest.fixture(scope="module")
 def block():
-    """Three 3-way 2-shot episodes with 4 own queries and 5 of other classes; features scatter about class centres."""
+    """Features of three 3-way 2-shot episodes with 4 own queries a class and 5 of other classes, and the episodes.
+
+    Features scatter about class centres.
+    """
     rng = np.random.default_rng(1)
-    centres = 3 * rng.normal(size=(3, 5, 8))
-
-    def draw(classes):
-        return jnp.asarray(centres[:, classes] + 0.3 * rng.normal(size=(3, len(classes), 8)), jnp.float32)
-
-    support, query, other = draw([0, 0, 1, 1, 2, 2]), draw([0, 1, 2, 0]), draw([3, 3, 4, 4, 4])
-    y = jnp.tile(jnp.array([0, 0, 1, 1, 2, 2], jnp.int32), (3, 1))
-    return support, y, query, other, jax.random.split(jax.random.key(2), 3)
+    classes = np.repeat(np.arange(5), 20)
+    features = jnp.asarray((3 * rng.normal(size=(5, 8)))[classes] + 0.3 * rng.normal(size=(100, 8)), jnp.float32)
+    dataset = make_dataset(np.zeros((100, 1, 1, 8), np.float32), classes)
+    return features, draw_episodes(0, "test", dataset, SHAPE, 3, other_classes=2)
 
 
-KERNEL = KERNELS["rbf"]()
-
-
-def solved(support, y, query, other, keys):
-    hyper = hyper_of(KERNEL, log_scale=1.0)
-    return solve_open(exact, KERNEL, 3, hyper, LabelRegression(), support, y, query, other, keys)
+def learner():
+    deep_kernel = DeepKernel(Identity((1, 1, 8)), KERNELS["rbf"](), rngs=nnx.Rngs(0), classes=3)
+    deep_kernel.hyper["log_scale"][...] = jnp.asarray(1.0)
+    return GaussianProcess(deep_kernel, LabelRegression(), exact)
 
 
 def test_a_block_of_episodes_is_solved_one_by_one_and_others_are_found(block):
-    inside, outside, codes = solved(*block)
-    assert inside.entropy.shape == (3, 4) and outside.entropy.shape == (3, 5) and (codes == Code.OK).all()
-    reordered = jax.tree.map(lambda array: array[np.array([2, 0, 1])], block)
-    again, _, _ = solved(*reordered)
+    features, episodes = block
+    inside, outside, codes = score_open(learner(), features, episodes)
+    assert inside.entropy.shape == (3, 12) and outside.entropy.shape == (3, 8) and (codes == Code.OK).all()
+    order = np.array([2, 0, 1])
+    reordered = episodes._replace(indices=jax.tree.map(lambda leaf: leaf[order], episodes.indices))
+    reordered = reordered._replace(keys=episodes.keys[order])
+    again, _, _ = score_open(learner(), features, reordered, block=2)
     np.testing.assert_allclose(again.mutual_information[0], inside.mutual_information[2], atol=1e-6)
     for name, found in detect(np.random.default_rng(0), inside, outside).items():
         assert found.auroc > 0.95, name
-    broken = (*block[:3], block[3].at[1, 0].set(jnp.nan), block[4])
-    inside, outside, codes = solved(*broken)
-    assert codes.tolist() == [Code.OK, Code.NON_FINITE, Code.OK]
-    assert detect(np.random.default_rng(0), inside, outside)["entropy"].episodes[1] == 0.5
+
+
+def test_an_episode_with_a_score_that_is_no_number_counts_as_chance(block):
+    features, episodes = block
+    broken = int(episodes.indices.x_other[1, 0])
+    touched = (np.asarray(episodes.indices.x_other) == broken).any(axis=1)
+    for name in ("x_support", "x_query"):
+        touched |= (np.asarray(getattr(episodes.indices, name)) == broken).any(axis=1)
+    inside, outside, codes = score_open(learner(), features.at[broken].set(jnp.nan), episodes)
+    assert ((codes == Code.NON_FINITE) == touched).all() and touched[1] and not touched.all()
+    found = detect(np.random.default_rng(0), inside, outside)["entropy"].episodes
+    assert (found[touched] == 0.5).all() and (found[~touched] > 0.5).all()
+
+
+def test_a_learner_without_latents_has_the_scores_of_its_probabilities(block):
+    features, episodes = block
+    inside, outside, codes = score_open(NearestNeighbour(Identity((1, 1, 8))), features, episodes)
+    assert inside.latent_mean is outside.mutual_information is None and (codes == Code.OK).all()
+    assert set(detect(np.random.default_rng(0), inside, outside)) == {"probability", "entropy"}
 
 
 def test_detection_counts_pairs_in_every_episode():

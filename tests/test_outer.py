@@ -12,22 +12,22 @@ import pytest
 from flax import nnx
 from scipy.stats import norm
 
-from inference import HYPERGRADIENTS, INFERENCE
-from inference.inner import Code, Info, cvi, exact, gradient
-from inference.outer.hypergradients import sites, unroll
-from inference.outer.loss import Recipe
-from inference.outer.objectives import EmbeddedTask, Inner, Outcome, elbo, evidence, predictive
-from inference.outer.svi import _OuterLoop, make_trainer
-from models import KERNELS, MLP, Conv4, LabelRegression, Softmax
-from models.deep_kernel import DeepKernel
-from models.expectations import GaussHermite
-from models.process import LatentProcess
-from tasks import Task
+from fewshot.inference import HYPERGRADIENTS, INFERENCE
+from fewshot.inference.inner import Code, Info, cvi, exact, gradient
+from fewshot.inference.outer.hypergradients import sites, unroll
+from fewshot.inference.outer.objectives import EmbeddedTask, Inner, TaskOutcome, elbo, evidence, predictive
+from fewshot.inference.outer.svi import _OuterLoop, make_trainer
+from fewshot.learners import GaussianProcess
+from fewshot.models import KERNELS, MLP, Conv4, LabelRegression, Softmax
+from fewshot.models.deep_kernel import DeepKernel
+from fewshot.models.expectations import GaussHermite
+from fewshot.models.process import LatentProcess
+from fewshot.tasks import Task
 
 SHAPE, CLASSES, SUPPORT, POINTS, POOL = (4, 4, 1), 3, 3, 9, 4
 Y = np.array([0, 1, 2, 0, 1, 2, 2, 1, 0], np.int32)
 # Deterministic expectations: nothing but the task depends on a key.
-RECIPE = Recipe(Softmax(), partial(cvi, expectation=GaussHermite(4)), elbo, sites, 3)
+LIKELIHOOD, INFERENCE_KERNEL, STEPS = Softmax(), partial(cvi, expectation=GaussHermite(4)), 3
 RATE = 0.1
 
 
@@ -55,18 +55,22 @@ def sampler(name):
 
 def deep_kernel(kernel="cosine-bn"):
     rngs = nnx.Rngs(3)
-    return DeepKernel(MLP(SHAPE, rngs=rngs, width=8), KERNELS[kernel](), rngs=rngs)
+    return DeepKernel(MLP(SHAPE, rngs=rngs, width=8), KERNELS[kernel](), rngs=rngs, classes=CLASSES)
+
+
+def learner():
+    return GaussianProcess(deep_kernel(), LIKELIHOOD, INFERENCE_KERNEL, inner_steps=STEPS)
 
 
 class Training:
     """A trainer whose pool of tasks and whose learning rate can be exchanged without another compilation."""
 
     def __init__(self, tasks_per_step):
-        self.given = deep_kernel()
+        self.given = learner()
         self.before = leaves_of(self.given)
         optimiser = optax.inject_hyperparams(optax.sgd)(learning_rate=RATE)
-        settings = {"classes": CLASSES, "tasks_per_step": tasks_per_step}
-        self.trainer = make_trainer(jax.random.key(5), self.given, RECIPE, sampler("many"), optimiser, **settings)
+        made = make_trainer(jax.random.key(5), self.given, sampler("many"), optimiser, tasks_per_step=tasks_per_step)
+        self.trainer = made
 
     def start(self, rate=RATE):
         def replaced(path, leaf):
@@ -78,7 +82,7 @@ class Training:
         return self.trainer.step._replace(sampler=sampler(pool))(state, index)
 
     def learned(self, state):
-        return leaves_of(self.trainer.module(state)[0])
+        return leaves_of(self.trainer.module(state))
 
 
 def leaves_of(module):
@@ -135,9 +139,10 @@ def test_steps_of_one_dispatch_are_the_steps_one_by_one(single):
         logs.append(log)
     together, stacked = single.trainer.step(single.start(), 2, 3)
     assert stacked.loss.shape == (3,)
-    for name, values in stacked._asdict().items():
-        expected = [getattr(log, name) for log in logs]
-        np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-6, err_msg=name)
+    expected = jax.tree.map(lambda *values: np.stack(values), *logs)
+    jax.tree.map(
+        lambda found, wanted: np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6), stacked, expected
+    )
     assert_same(single.learned(together), single.learned(state), rtol=1e-4, atol=1e-6)
 
 
@@ -147,7 +152,7 @@ def test_steps_of_one_dispatch_are_the_steps_one_by_one(single):
 def test_the_loss_is_that_of_the_objective_and_the_priors(single):
     """loss = -[L + log p(phi)] / N, L computed here from the features of the network."""
     state = single.start()
-    model, likelihood = single.trainer.module(state)
+    model, likelihood = single.trainer.module(state).deep_kernel, single.trainer.module(state).likelihood
     _, log = single.step(state, 0, "A")
 
     @nnx.jit
@@ -155,18 +160,17 @@ def test_the_loss_is_that_of_the_objective_and_the_priors(single):
         features = model(jnp.asarray(A)[None], train=True)[0]
         y = jnp.asarray(Y)
         task = EmbeddedTask(features[:SUPPORT], y[:SUPPORT], features[SUPPORT:], y[SUPPORT:])
-        process = LatentProcess(model.kernel, model.hyperparameters())
-        inner = Inner(RECIPE.inference(likelihood), RECIPE.inner_steps, RECIPE.hypergradient, CLASSES)
-        return RECIPE.objective(jax.random.key(0), inner, likelihood, process, task)
+        inner = Inner(INFERENCE_KERNEL(likelihood), STEPS, sites, CLASSES)
+        return elbo(jax.random.key(0), inner, likelihood, model.process(), task)
 
     outcome = by_hand(model)
     assert outcome.points == POINTS
     np.testing.assert_allclose(log.objective, outcome.value / POINTS, rtol=1e-5)
-    np.testing.assert_allclose(log.residual, outcome.info.residual, rtol=1e-3)
+    np.testing.assert_allclose(log.diagnostics["residual"], outcome.info.residual, rtol=1e-3)
     log_prior = norm.logpdf(np.log(10.0), loc=np.log(10.0), scale=prior_scale("log_scale"))
     np.testing.assert_allclose(log.log_prior, log_prior / POINTS, rtol=1e-5)
     np.testing.assert_allclose(log.loss, -(log.objective + log.log_prior), rtol=1e-6)
-    assert log.failures == 0 and log.clipped >= 0
+    assert log.diagnostics["failures"] == 0 and log.diagnostics["clipped"] >= 0
 
 
 def prior_scale(name, kernel="cosine-bn"):
@@ -197,7 +201,7 @@ def objective_of_nothing(key, inner, likelihood, process, task):
     del key, inner, likelihood, process
     assert (len(task.support), len(task.y_support), len(task.query)) == (SUPPORT, SUPPORT, POINTS - SUPPORT)
     zero, none = jnp.zeros(()), jnp.zeros((), int)
-    return Outcome(zero, len(task.y_support) + len(task.y_query), Info(zero, zero, none + Code.OK, none))
+    return TaskOutcome(zero, len(task.y_support) + len(task.y_query), Info(zero, zero, none + Code.OK, none))
 
 
 def test_priors_of_the_hyperparameters_enter_with_the_weight_of_one_point():
@@ -205,11 +209,11 @@ def test_priors_of_the_hyperparameters_enter_with_the_weight_of_one_point():
     model.hyper["log_scale"][...] = jnp.asarray(1.0)
     model.hyper["log_lengthscale"][...] = jnp.asarray(0.5)
     likelihood = LabelRegression(0.5)
-    recipe = Recipe(likelihood, exact, objective_of_nothing, sites, 1)
-    trainer = make_trainer(jax.random.key(0), model, recipe, sampler("A"), optax.sgd(1.0), classes=CLASSES)
+    given = GaussianProcess(model, likelihood, exact, objective=objective_of_nothing, inner_steps=1)
+    trainer = make_trainer(jax.random.key(0), given, sampler("A"), optax.sgd(1.0))
     before = leaves_of(model)
     state, log = trainer.step(trainer.init(), 0)
-    learned, learned_likelihood = trainer.module(state)
+    learned, learned_likelihood = trainer.module(state).deep_kernel, trainer.module(state).likelihood
     values = {"log_scale": 1.0, "log_lengthscale": 0.5, "log_noise": np.log(0.5)}
     priors = {**model.kernel.priors(), **likelihood.priors()}
     assert values.keys() == priors.keys()
@@ -240,7 +244,7 @@ def test_a_task_that_fails_is_counted(pair):
 
     broken = jax.tree.map(spoilt, pair.start())
     _, log = pair.step(broken, 0)
-    assert log.failures == 2
+    assert log.diagnostics["failures"] == 2
 
 
 # State
@@ -249,11 +253,11 @@ def test_a_task_that_fails_is_counted(pair):
 def test_running_statistics_start_from_the_module_and_record_each_step(single):
     state = single.start()
     assert_same(single.learned(state), single.before, rtol=0)
-    model, _ = single.trainer.module(state)
+    model = single.trainer.module(state).deep_kernel
     features = np.asarray(jax.jit(lambda x: model.backbone(x / 255.0, True))(jnp.asarray(A, jnp.float32)[None]))[0]
     momentum = model.norm.momentum
     state, _ = single.step(state, 0, "A")
-    learned, _ = single.trainer.module(state)
+    learned = single.trainer.module(state).deep_kernel
     np.testing.assert_allclose(learned.norm.mean[...], (1 - momentum) * features.mean(0), rtol=1e-4, atol=1e-6)
     expected = momentum + (1 - momentum) * features.var(0)
     np.testing.assert_allclose(learned.norm.variance[...], expected, rtol=1e-4)
@@ -273,14 +277,14 @@ def test_the_module_passed_in_is_left_alone(single, pair):
 def test_a_module_taken_from_a_state_survives_the_next_step(single):
     """Steps are given the arrays of their state to write over."""
     state, _ = single.step(single.start(), 0)
-    model, _ = single.trainer.module(state)
+    model = single.trainer.module(state)
     values = leaves_of(model)
     single.step(state, 1)
     assert_same(leaves_of(model), values, rtol=0)
 
 
 def test_a_likelihood_without_parameters_comes_back_itself(single):
-    assert single.trainer.module(single.start())[1] is RECIPE.likelihood
+    assert single.trainer.module(single.start()).likelihood is LIKELIHOOD
 
 
 def test_the_predictive_objective_is_the_log_probability_of_the_queries_labels():
@@ -309,9 +313,8 @@ def test_the_predictive_objective_is_the_log_probability_of_the_queries_labels()
     ],
 )
 def test_combinations_that_make_no_sense_are_refused_at_construction(inference, objective, hypergradient, message):
-    recipe = Recipe(Softmax(), inference, objective, hypergradient, 2)
     with pytest.raises(ValueError, match=message):
-        make_trainer(jax.random.key(0), deep_kernel(), recipe, sampler("A"), optax.sgd(0.1), classes=CLASSES)
+        GaussianProcess(deep_kernel(), Softmax(), inference, objective=objective, hypergradient=hypergradient)
 
 
 # One forward and one backward pass of the network a step
@@ -366,11 +369,9 @@ def programs():
     """
     rngs = nnx.Rngs(0)
     network = Conv4(CONV_SHAPE, rngs=rngs, width=5, precision="bfloat16")
-    model = DeepKernel(network, KERNELS["rbf"](), rngs=rngs)
-    recipe = RECIPE._replace(inner_steps=3)
-    trainer = make_trainer(
-        jax.random.key(0), model, recipe, lambda key: conv_images(), optax.adam(1e-3), classes=CLASSES, tasks_per_step=2
-    )
+    model = DeepKernel(network, KERNELS["rbf"](), rngs=rngs, classes=CLASSES)
+    given = GaussianProcess(model, LIKELIHOOD, INFERENCE_KERNEL, inner_steps=STEPS)
+    trainer = make_trainer(jax.random.key(0), given, lambda key: conv_images(), optax.adam(1e-3), tasks_per_step=2)
     step = trainer.step.lower(trainer.init(), 0)
     graph, params, rest = nnx.split(model, nnx.Param, ...)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from runners import evaluate, meta_train
-from runners.data import check_own_classes, load_splits, own_classes
-from tasks import DataError
+from fewshot.runners import evaluate, meta_train
+from fewshot.tasks import DataError
+from fewshot.training.data import check_own_classes, load_splits, own_classes
 
 PARTS = ("train", "validation", "test")
 

@@ -5,8 +5,8 @@ import pytest
 from matplotlib.colors import to_rgba
 from predicted import calibrated_labels, random_predictions
 
-from evaluation import metrics, plots, report
-from evaluation.resampling import Interval, Reliability, reliability
+from fewshot.evaluation import metrics, plots, report
+from fewshot.evaluation.resampling import Interval, Reliability, reliability
 
 
 @pytest.fixture(scope="module")

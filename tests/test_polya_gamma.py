@@ -17,8 +17,8 @@ from problems import double
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import kstwobign, norm
 
-from models import polya_gamma, polya_gamma_draws
-from models.polya_gamma import (
+from fewshot.models import polya_gamma, polya_gamma_draws
+from fewshot.models.polya_gamma import (
     EXACT_UP_TO,
     PolyaGamma,
     log_cosh_half,

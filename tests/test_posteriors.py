@@ -3,7 +3,7 @@
 import pytest
 from conftest import load_benchmark
 
-from inference.inner import Code
+from fewshot.inference.inner import Code
 
 
 @pytest.fixture(scope="module")

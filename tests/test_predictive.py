@@ -9,12 +9,12 @@ import pytest
 from cells import product_nodes, start
 from problems import FixedPoints, problem
 
-from inference.inner import cvi, gibbs, run
-from inference.predictive import draws_of_each, predict, predict_marginals, temper
-from models import LIKELIHOODS
-from models.gaussian import Marginals, Query
-from models.likelihoods import OneVsEach, Softmax
-from models.likelihoods.base import log_densities
+from fewshot.inference.inner import cvi, gibbs, run
+from fewshot.inference.predictive import draws_of_each, predict, predict_marginals, temper
+from fewshot.models import LIKELIHOODS
+from fewshot.models.gaussian import Marginals, Query
+from fewshot.models.likelihoods import OneVsEach, Softmax
+from fewshot.models.likelihoods.base import log_densities
 
 
 @pytest.fixture(scope="module")

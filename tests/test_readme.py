@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners.configuration import resolve
-from runners.flags import parse
+from fewshot.runners.cli.flags import parse
+from fewshot.training.configuration import resolve
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text()

@@ -5,14 +5,14 @@ import pytest
 from cells import CELLS, CONVERGED_STEPS, SAMPLED, kernel_for, start
 from problems import problem
 
-from inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
-from inference.inner import cavi, cvi, exact, fit, gibbs, gradient, laplace
-from inference.inner.base import usable_kernels
-from inference.outer.hypergradients import implicit, sites, unroll
-from inference.outer.objectives import check_combination, elbo, evidence, predictive
-from models import LIKELIHOODS
-from models.expectations import Exact
-from models.likelihoods import LabelRegression, OneVsEach, Softmax
+from fewshot.inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
+from fewshot.inference.inner import cavi, cvi, exact, fit, gibbs, gradient, laplace
+from fewshot.inference.inner.base import usable_kernels
+from fewshot.inference.outer.hypergradients import implicit, sites, unroll
+from fewshot.inference.outer.objectives import check_combination, elbo, evidence, predictive
+from fewshot.models import LIKELIHOODS
+from fewshot.models.expectations import Exact
+from fewshot.models.likelihoods import LabelRegression, OneVsEach, Softmax
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from runners.replacing import replace_bytes, replace_text
+from fewshot.tasks.replacing import replace_bytes, replace_text
 
 
 def test_a_file_is_replaced_and_nothing_stays_beside_it(tmp_path):

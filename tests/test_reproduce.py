@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import tiny_omniglot
 
-from runners import published, reproduce, robustness
-from runners.build import build_model
-from runners.comparison_figure import comparison_figure
-from runners.comparisons import Comparison, Method
-from runners.configuration import RunConfig, resolve
-from runners.overrides import ConfigError
-from runners.published import Published
-from runners.reproduce import COMPARISONS, ReproductionConfig
+from fewshot.runners import reproduce
+from fewshot.runners.studies import published, reproduction, robustness
+from fewshot.runners.studies.comparison_figure import comparison_figure
+from fewshot.runners.studies.comparisons import Comparison, Method
+from fewshot.runners.studies.published import Published
+from fewshot.runners.studies.reproduction import COMPARISONS, ReproductionConfig
+from fewshot.training.configuration import RunConfig, resolve
+from fewshot.training.overrides import ConfigError
+from fewshot.training.run import build_run
 
 CHANGES = {"backbone": "conv4", "query": 3}
 SETTINGS = tiny_omniglot.SETTINGS
@@ -45,7 +46,7 @@ def tiny(monkeypatch):
 
 def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, tiny_data, tmp_path, capsys):
     config = ReproductionConfig("tiny", quick=True, out=str(tmp_path / "out"), data_root=tiny_data)
-    rows = reproduce.main(config)
+    rows = reproduction.main(config)
     assert [row["method"] for row in rows] == ["softmax-cvi", "gaussian-exact"]
     assert all(row["failures"] == row["training_failures"] == 0 and 0 < row["accuracy"] <= 1 for row in rows)
     assert [row["episodes"] for row in rows] == [6, 6]
@@ -63,7 +64,7 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, t
     table = (tmp_path / "out" / "table.md").read_text()
     title, _, header, _, *lines = table.splitlines()
     assert title.startswith("`tiny`: omniglot, 3-way, 12 test episodes, seed 0. Published rows are as printed")
-    assert all(f"*{name}*" in lines[-1] for name in reproduce.LEGEND)
+    assert all(f"*{name}*" in lines[-1] for name in reproduction.LEGEND)
     assert "adapted" not in header and "80.00" not in table
     cells = [dict(zip(header.split(" | "), line.split(" | "), strict=True)) for line in lines[:3]]
     for row, shown in zip(rows, cells[:2], strict=True):
@@ -73,7 +74,7 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(tiny, t
     assert cells[2]["| method"] == "| a classic (Somebody 1999)" and cells[2]["training episodes"] == ""
     assert (cells[2]["accuracy"], cells[2]["ECE"]) == ("71.90%", "0.071")
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
-    again = reproduce.main(config)  # nothing is trained twice
+    again = reproduction.main(config)  # nothing is trained twice
     for row, other in zip(rows, again, strict=True):
         assert {**row, "test_seconds": 0} == {**other, "test_seconds": 0}
     assert (tmp_path / "out" / "table.md").read_text() == table
@@ -89,13 +90,13 @@ def test_quick_means_few_episodes_of_the_main_methods(quick, trained, tested, tm
         raise Stopped
 
     seen = []
-    monkeypatch.setattr(reproduce.meta_train, "main", lambda run: seen.append(run.episodes) or {})
-    monkeypatch.setattr(reproduce.evaluate, "main", stop)
+    monkeypatch.setattr(reproduction.meta_train, "main", lambda run: seen.append(run.episodes) or {})
+    monkeypatch.setattr(reproduction.evaluate, "main", stop)
     with pytest.raises(Stopped):
-        reproduce.main(ReproductionConfig("omniglot-emnist", quick=quick, shots=(1,), out=str(tmp_path)))
+        reproduction.main(ReproductionConfig("omniglot-emnist", quick=quick, shots=(1,), out=str(tmp_path)))
     assert seen == [trained, tested]
     for comparison in COMPARISONS.values():
-        methods, shots = reproduce._selected(comparison, ReproductionConfig(comparison.dataset, quick=quick))
+        methods, shots = reproduction.selected(comparison, ReproductionConfig(comparison.dataset, quick=quick))
         expected = (quick and comparison.quick_methods) or [method.name for method in comparison.methods]
         assert [method.name for method in methods] == list(expected) and shots == list(comparison.episodes)
 
@@ -127,7 +128,7 @@ def test_a_comparison_is_drawn_with_the_published_numbers_beside():
 def test_rows_can_be_chosen_and_two_runs_give_the_same_table(tiny, tiny_data, tmp_path):
     flags = ["tiny", "--methods", "gaussian-exact", "--shots", "1", "--episodes", "4", "--data-root", tiny_data]
     for name in ("once", "twice"):
-        rows = reproduce.main(reproduce.parse([*flags, "--out", str(tmp_path / name)]))
+        rows = reproduction.main(reproduce.parse([*flags, "--out", str(tmp_path / name)]))
         assert [(row["method"], row["episodes"]) for row in rows] == [("gaussian-exact", 4)]
     once, twice = (json.loads((tmp_path / name / "results.json").read_text()) for name in ("once", "twice"))
     for row, again in zip(once["rows"], twice["rows"], strict=True):
@@ -138,7 +139,7 @@ def test_rows_can_be_chosen_and_two_runs_give_the_same_table(tiny, tiny_data, tm
 def test_with_two_labelled_images_a_class_tasks_adapt(tiny_data, tmp_path, monkeypatch):
     method = Method("gaussian-exact", "gaussian", "exact", CHANGES | {"backbone": "mlp"}, SETTINGS)
     monkeypatch.setitem(COMPARISONS, "tiny", replace(TINY, methods=(method,), episodes={2: 4}))
-    (row,) = reproduce.main(ReproductionConfig("tiny", out=str(tmp_path / "out"), data_root=tiny_data))
+    (row,) = reproduction.main(ReproductionConfig("tiny", out=str(tmp_path / "out"), data_root=tiny_data))
     _, _, header, _, line, *_ = (tmp_path / "out" / "table.md").read_text().splitlines()
     cells = dict(zip(header.split(" | "), line.split(" | "), strict=True))
     assert cells["adapted ECE"] == f"{row['adapted']['ece']:.3f}" and row["adapted"]["nll"] != row["nll"]
@@ -150,7 +151,7 @@ def test_a_method_that_diverges_does_not_end_the_comparison(tiny_data, tmp_path,
     calm = Method("calm", "gaussian", "exact", cheap, SETTINGS)
     monkeypatch.setitem(COMPARISONS, "tiny", replace(TINY, methods=(wild, calm)))
     config = ReproductionConfig("tiny", quick=True, out=str(tmp_path / "out"), data_root=tiny_data)
-    assert [row["method"] for row in reproduce.main(config)] == ["calm"]
+    assert [row["method"] for row in reproduction.main(config)] == ["calm"]
     printed = capsys.readouterr().out
     assert "wild has no row: the loss of step 2 is nan" in printed
     assert re.search(r"\nwild +1 +diverged *\n", printed)
@@ -158,7 +159,7 @@ def test_a_method_that_diverges_does_not_end_the_comparison(tiny_data, tmp_path,
     assert [(one["method"], one["shot"]) for one in stored] == [("wild", 1)]
     assert "| wild | 1 |  | diverged |" in (tmp_path / "out" / "table.md").read_text()
     alone = replace(config, methods=("wild",), out=str(tmp_path / "alone"), robustness=True)
-    assert reproduce.main(alone) == [] and not (tmp_path / "alone" / "comparison.png").exists()
+    assert reproduction.main(alone) == [] and not (tmp_path / "alone" / "comparison.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -181,24 +182,24 @@ def test_rows_of_earlier_commands_stay_where_they_are_comparable(tiny, tiny_data
         ReproductionConfig("tiny", quick=True, methods=(name,), out=str(out), data_root=tiny_data)
         for name in ("gaussian-exact", "softmax-cvi")
     )
-    first = reproduce.main(one)
-    both = reproduce.main(other)
+    first = reproduction.main(one)
+    both = reproduction.main(other)
     assert [row["method"] for row in both] == ["softmax-cvi", "gaussian-exact"] and both[1] == first[0]
     assert json.loads((out / "results.json").read_text())["rows"] == both
     assert all(f"| {row['method']} |" in (out / "table.md").read_text() for row in both)
     with pytest.raises(ConfigError, match=r"rows of other conditions .episodes 0, now 3.; choose another --out"):
-        reproduce.main(replace(one, episodes=3))
+        reproduction.main(replace(one, episodes=3))
     stored = json.loads((out / "results.json").read_text())
     (out / "results.json").write_text(json.dumps(stored | {"versions": stored["versions"] | {"jax": "0.1"}}))
     with pytest.raises(ConfigError, match=r"jax 0.1, now"):
-        reproduce.main(one)
+        reproduction.main(one)
     (out / "results.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"expected results of reproduce.py in"):
-        reproduce.main(one)
+        reproduction.main(one)
 
 
 def test_a_stopped_training_ends_the_command_with_a_failure(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(reproduce.meta_train, "main", lambda run: {"interrupted": 15})
+    monkeypatch.setattr(reproduction.meta_train, "main", lambda run: {"interrupted": 15})
     assert reproduce.command_line(["tiny", "--out", str(tmp_path)]) == 130
     assert "files written so far are complete" in capsys.readouterr().err
 
@@ -240,8 +241,8 @@ def kept_comparisons():
 def test_kept_tables_are_what_is_written_today(folder, stored):
     config = ReproductionConfig(*(stored["config"][name] for name in ("name", "quick")), seed=stored["config"]["seed"])
     comparison = COMPARISONS[config.name]
-    diverged = [reproduce.Diverged(**one) for one in stored["diverged"]]
-    assert (folder / "table.md").read_text() == reproduce.table(stored["rows"], comparison, config, diverged)
+    diverged = [reproduction.Diverged(**one) for one in stored["diverged"]]
+    assert (folder / "table.md").read_text() == reproduction.table(stored["rows"], comparison, config, diverged)
     assert stored["published"] == json.loads(json.dumps([asdict(row) for row in comparison.published]))
 
 
@@ -275,4 +276,4 @@ def test_every_method_of_a_comparison_can_be_configured(name):
         config = RunConfig(
             likelihood=method.likelihood, inference=method.inference, settings=method.settings, **method.changes
         )
-        build_model(resolve(config), (28, 28, 1))
+        build_run(resolve(config), (28, 28, 1))

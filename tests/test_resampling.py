@@ -14,8 +14,8 @@ from predicted import (
 )
 from scipy.stats import multivariate_normal, norm
 
-from evaluation import calibration_error, resampling
-from evaluation.resampling import bootstrap, floors, redraw
+from fewshot.evaluation import calibration_error, resampling
+from fewshot.evaluation.resampling import bootstrap, floors, redraw
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.4, 1.0])

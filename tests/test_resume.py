@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import tiny_omniglot
 
-from inference.outer import checkpoint
-from runners import meta_train, run_directory
-from runners.flags import parse
-from runners.interruption import Interrupted
-from runners.run_directory import RunError
-from runners.training import WALL_CLOCK, Training, dispatch_size
+from fewshot.runners import meta_train
+from fewshot.runners.cli.flags import parse
+from fewshot.training import checkpoint, run_directory
+from fewshot.training.interruption import Interrupted
+from fewshot.training.loop import WALL_CLOCK, Training, dispatch_size
+from fewshot.training.run_directory import RunError
 
 RUNNER = Path(__file__).resolve().parents[1] / "runners" / "meta_train.py"
 LAST = tiny_omniglot.FLAGS["episodes"]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from runners import evaluate, reproduce, robustness
-from runners.evaluation_config import EvaluationConfig
+from fewshot.runners import evaluate
+from fewshot.runners.cli.evaluation import EvaluationConfig
+from fewshot.runners.studies import reproduction, robustness
 
 EPISODES = 12
 
@@ -94,7 +95,7 @@ def test_a_comparison_ends_with_them(monkeypatch, tmp_path, tiny_run, tiny_data,
 
     monkeypatch.setattr(robustness, "measure", measure)
     for quick in (False, True):
-        config = reproduce.ReproductionConfig("tiny", quick=quick, data_root=tiny_data, robustness=True)
-        reproduce._write_robustness(tmp_path, [tiny_run.path], config)
+        config = reproduction.ReproductionConfig("tiny", quick=quick, data_root=tiny_data, robustness=True)
+        reproduction._write_robustness(tmp_path, [tiny_run.path], config)
     assert asked == [([tiny_run.path], tiny_data, episodes) for episodes in (robustness.EPISODES, 200)]
     assert (tmp_path / "robustness.md").read_text() == robustness.tables(rows)

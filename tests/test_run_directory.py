@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from inference.outer.checkpoint import CheckpointError
-from runners import run_directory, weights
-from runners.run_directory import RunError
+from fewshot.training import run_directory, weights
+from fewshot.training.checkpoint import CheckpointError
+from fewshot.training.run_directory import RunError
 
 CONFIG = {"dataset": "glyphs", "way": 5, "settings": {"inference.rho": 0.5}}
 STATE = {"w": np.arange(3.0, dtype=np.float32)}

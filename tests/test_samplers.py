@@ -14,15 +14,15 @@ from numpyro.infer import MCMC
 from problems import double, problem
 from scipy.stats import ks_2samp, kstest, norm
 
-from inference.diagnostics import summary_table, to_arviz
-from inference.inner import Code, Info, fit, gibbs
-from inference.inner.base import SAMPLER_STEPS, fit_pooled, settle
-from inference.inner.gibbs import GibbsState
-from inference.mcmc import GibbsKernel, nuts
-from inference.predictive import predict
-from models.gaussian import GaussianPrior, log_normaliser, with_root
-from models.likelihoods import LogisticSoftmax, OneVsEach
-from models.likelihoods.logistic_softmax import LogisticSoftmaxLatents
+from fewshot.inference.diagnostics import summary_table, to_arviz
+from fewshot.inference.inner import Code, Info, fit, gibbs
+from fewshot.inference.inner.base import SAMPLER_STEPS, fit_pooled, settle
+from fewshot.inference.inner.gibbs import GibbsState
+from fewshot.inference.mcmc import GibbsKernel, nuts
+from fewshot.inference.predictive import predict
+from fewshot.models.gaussian import GaussianPrior, log_normaliser, with_root
+from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach
+from fewshot.models.likelihoods.logistic_softmax import LogisticSoftmaxLatents
 
 LIKELIHOODS = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
 FAMILY = 0.01  # error rate of a family of comparisons; four statistics of two samplers make 8

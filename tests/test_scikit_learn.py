@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from predicted import random_predictions
 
-from evaluation import calibration_error, metrics
+from fewshot.evaluation import calibration_error, metrics
 
 pytest.importorskip("sklearn", reason="install scikit-learn (pip install -e '.[test]') to compare metrics with it")
 

@@ -10,16 +10,22 @@ import pytest
 import tiny_omniglot
 from flax import nnx
 
-import tasks
-from evaluation.calibration import NEW_CLASSES, fit_temperature
-from inference.inner.base import Code, run
-from inference.predictive import predict
-from models.gaussian import Marginals
-from runners import baselines, scoring
-from runners.build import build_model
-from runners.configuration import RunConfig, resolve
-from runners.data import Shape, calibration_episodes, draw_episodes, load_splits, subset_of_classes, with_queries
-from runners.scoring import Scores, embed, embed_images, score
+from fewshot import tasks
+from fewshot.evaluation.calibration import NEW_CLASSES, fit_temperature
+from fewshot.evaluation.episodes import Shape, draw_episodes
+from fewshot.evaluation.scoring import Scores, embed, embed_images, score
+from fewshot.inference import inner
+from fewshot.inference.inner.base import Code
+from fewshot.inference.predictive import predict
+from fewshot.learners import NearestNeighbour
+from fewshot.learners.base import traced
+from fewshot.models.backbones import Identity
+from fewshot.models.gaussian import Marginals
+from fewshot.training.configuration import RunConfig, resolve
+from fewshot.training.data import calibration_episodes, load_splits, subset_of_classes, with_queries
+from fewshot.training.run import build_run
+from fewshot.training.shape_temperature import fitted_temperature
+from fewshot.training.untrained import with_statistics
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +34,13 @@ def splits(tiny_data):
 
 
 @pytest.fixture(scope="module")
-def model(splits):
-    return build_model(with_queries(resolve(RunConfig(**tiny_omniglot.FLAGS)), splits), splits.image_shape)
+def run(splits):
+    return build_run(with_queries(resolve(RunConfig(**tiny_omniglot.FLAGS)), splits), splits.image_shape)
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return run.learner
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +50,14 @@ def episodes(splits):
 
 def test_features_do_not_depend_on_the_chunk(model, splits):
     images = tasks.flat_images(splits.test)
-    whole = embed_images(model.deep_kernel, images, chunk=len(images))
+    whole = embed_images(model, images, chunk=len(images))
     assert whole.shape == (80, model.deep_kernel.backbone.features)
-    np.testing.assert_allclose(embed_images(model.deep_kernel, images, chunk=33), whole, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(embed_images(model, images, chunk=33), whole, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(model.deep_kernel.features(images), whole, rtol=1e-5, atol=1e-6)
 
 
 def test_scores_do_not_depend_on_the_block_nor_on_later_episodes(model, splits, episodes):
-    features = embed(model.deep_kernel, splits.test)
+    features = embed(model, splits.test)
     whole = score(model, features, episodes, block=7)
     assert whole.probabilities.shape == (7, 12, 3) and not whole.codes.any()
     np.testing.assert_allclose(score(model, features, episodes, block=3).probabilities, whole.probabilities, atol=2e-5)
@@ -55,7 +66,7 @@ def test_scores_do_not_depend_on_the_block_nor_on_later_episodes(model, splits, 
 
 
 def test_a_score_is_inference_and_prediction_on_the_episode(model, splits, episodes):
-    scores = score(model, embed(model.deep_kernel, splits.test), episodes, block=3)
+    scores = score(model, embed(model, splits.test), episodes, block=3)
     images = tasks.flat_images(splits.test)
     indices = jax.tree.map(lambda leaf: leaf[4], episodes.indices)
     fit_key, predict_key = jax.random.split(episodes.keys[4])
@@ -63,7 +74,7 @@ def test_a_score_is_inference_and_prediction_on_the_episode(model, splits, episo
 
     @jax.jit
     def answer(prior, new):
-        posterior = run(fit_key, model.inference, prior, indices.y_support, steps=30)
+        posterior = inner.run(fit_key, model.inference, prior, indices.y_support, steps=30)
         return predict(predict_key, model.likelihood, posterior, new)
 
     expected = answer(model.prior(support), model.query(support, query))
@@ -72,7 +83,7 @@ def test_a_score_is_inference_and_prediction_on_the_episode(model, splits, episo
 
 
 def test_a_latent_temperature_divides_the_latents(model, splits, episodes):
-    features = embed(model.deep_kernel, splits.test)
+    features = embed(model, splits.test)
     whole = score(model, features, episodes, block=3)
     halved = score(model, features, episodes, block=3, latent_temperature=2.0)
     images = tasks.flat_images(splits.test)
@@ -81,7 +92,7 @@ def test_a_latent_temperature_divides_the_latents(model, splits, episodes):
 
     @jax.jit
     def answer(prior, new):
-        mean, variance = run(fit_key, model.inference, prior, indices.y_support, steps=30).predict(new)
+        mean, variance = inner.run(fit_key, model.inference, prior, indices.y_support, steps=30).predict(new)
         return model.likelihood.predict(predict_key, Marginals(mean / 2, variance / 4))
 
     expected = answer(
@@ -92,18 +103,18 @@ def test_a_latent_temperature_divides_the_latents(model, splits, episodes):
     assert (halved.codes == whole.codes).all()
 
 
-def test_other_parameters_need_no_new_program(model, splits, episodes):
-    features = embed(model.deep_kernel, splits.test)
+def test_other_parameters_need_no_new_program(run, model, splits, episodes):
+    features = embed(model, splits.test)
     before = score(model, features, episodes, block=3)
-    programs = scoring._embed._cache_size(), scoring._solve._cache_size()
-    other = build_model(replace(model.config, seed=1), splits.image_shape)
-    after = score(other, embed(other.deep_kernel, splits.test), episodes, block=3)
-    assert (scoring._embed._cache_size(), scoring._solve._cache_size()) == programs
+    programs = traced._cache_size()
+    other = build_run(replace(run.config, seed=1), splits.image_shape).learner
+    after = score(other, embed(other, splits.test), episodes, block=3)
+    assert traced._cache_size() == programs
     assert np.abs(after.probabilities - before.probabilities).max() > 0.01
 
 
 def test_an_episode_without_finite_probabilities_counts_as_failed_chance(model, splits, episodes):
-    features = embed(model.deep_kernel, splits.test)
+    features = embed(model, splits.test)
     broken = int(episodes.indices.x_query[2, 0])
     scores = score(model, features.at[broken].set(jnp.nan), episodes, block=3)
     touched = (np.concatenate([episodes.indices.x_support, episodes.indices.x_query], axis=1) == broken).any(axis=1)
@@ -114,7 +125,8 @@ def test_an_episode_without_finite_probabilities_counts_as_failed_chance(model, 
 
 
 def test_nearest_neighbour_agrees_with_a_search(splits, episodes):
-    answers = baselines.nearest_neighbour(splits.test, episodes)
+    learner = NearestNeighbour(Identity(splits.image_shape))
+    answers = score(learner, embed(learner, splits.test), episodes)
     pixels = np.asarray(tasks.flat_images(splits.test), float).reshape(80, -1)
     for episode in range(7):
         support, y, query, labels, _ = (
@@ -125,14 +137,14 @@ def test_nearest_neighbour_agrees_with_a_search(splits, episodes):
         assert (answers.labels[episode] == labels).all()
 
 
-def test_the_untrained_baseline_has_batch_statistics_and_nothing_learned(model, splits):
-    baseline = baselines.with_statistics(model, splits.train)
-    before, after = (nnx.split(m.deep_kernel, nnx.Param, ...) for m in (model, baseline))
+def test_the_untrained_baseline_has_batch_statistics_and_nothing_learned(run, splits):
+    baseline = with_statistics(run, splits.train)
+    before, after = (nnx.split(one, nnx.Param, ...) for one in (run.learner, baseline))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), before[1], after[1]))
     assert jax.tree.all(jax.tree.map(lambda a, b: (a != b).all(), before[2], after[2]))
-    pooled = embed(baseline.deep_kernel, splits.train).std(axis=0)
+    pooled = embed(baseline, splits.train).std(axis=0)
     assert 0.05 < float(pooled.mean()) < 5  # of the order of normalised features
-    again = nnx.split(baselines.with_statistics(baseline, splits.train).deep_kernel, nnx.Param, ...)
+    again = nnx.split(with_statistics(replace(run, learner=baseline), splits.train), nnx.Param, ...)
 
     def moved(one, other):
         return sum(float(jnp.sum((a - b) ** 2)) for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True))
@@ -160,22 +172,23 @@ def test_a_subset_of_classes_keeps_their_images_whole(splits):
     assert everything.classes == splits.train.classes
 
 
-def test_the_temperature_is_fitted_on_training_classes_only(model, splits):
-    known, episodes = calibration_episodes(model.config, splits.train, 3, 1)
+def test_the_temperature_is_fitted_on_training_classes_only(run, splits):
+    known, episodes = calibration_episodes(run.config, splits.train, 3, 1)
     train = {image.tobytes() for image in np.asarray(tasks.flat_images(splits.train))}
     assert {image.tobytes() for image in np.asarray(known.images)} <= train
     assert episodes.shape == (3, 1, 15) and len(episodes.keys) == 12
 
 
-def test_the_temperature_of_training_classes_is_raised_for_new_ones(model, splits):
+def test_the_temperature_of_training_classes_is_raised_for_new_ones(run, model, splits):
     """Not where the classes that it is fitted on were held out of training: those are new."""
-    known, episodes = calibration_episodes(model.config, splits.train, 3, 1)
-    scores = score(model, embed(model.deep_kernel, known), episodes)
+    known, episodes = calibration_episodes(run.config, splits.train, 3, 1)
+    scores = score(model, embed(model, known), episodes)
     fitted = fit_temperature(scores.probabilities, scores.labels)
-    assert scoring.temperature_of(model, known, episodes) == pytest.approx(fitted * math.exp(NEW_CLASSES))
-    held_out = {**model.config.settings, "trainer.temperature_from": "held-out"}
-    model = replace(model, config=replace(model.config, settings=held_out))
-    assert scoring.temperature_of(model, known, episodes) == pytest.approx(fitted)
+    raised = fitted_temperature(model, run.config, known, episodes)
+    assert raised == pytest.approx(fitted * math.exp(NEW_CLASSES))
+    held_out = {**run.config.settings, "trainer.temperature_from": "held-out"}
+    config = replace(run.config, settings=held_out)
+    assert fitted_temperature(model, config, known, episodes) == pytest.approx(fitted)
 
 
 def test_failures_name_the_codes():

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from runners import run_directory
-from runners.configuration import RunConfig, resolve
-from runners.overrides import ConfigError
-from runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop, reporting
+from fewshot.runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop, reporting
+from fewshot.training import run_directory
+from fewshot.training.configuration import RunConfig, resolve
+from fewshot.training.overrides import ConfigError
 
 
 @pytest.mark.slow

@@ -6,14 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import double, problem
+from problems import FixedPrior, double, problem
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from inference.inner import cvi, exact, gibbs, run
-from inference.inner.base import Mask
-from inference.predictive import predict, temper
-from inference.task_temperature import (
+from fewshot.evaluation.html_report import ADAPTED, CALIBRATED, TEMPERED
+from fewshot.inference.inner import cvi, exact, gibbs, run
+from fewshot.inference.inner.base import Mask
+from fewshot.inference.predictive import predict, temper
+from fewshot.learners.task_temperature import (
     FOLDS,
     SPREAD,
     TemperatureMixture,
@@ -22,13 +23,19 @@ from inference.task_temperature import (
     single,
     task_temperature,
 )
-from models.gaussian import GaussianPrior, Query
-from models.likelihoods import LabelRegression, OneVsEach, Softmax
-from runners import assessment
-from runners.evaluation_config import EvaluationConfig
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.likelihoods import LabelRegression, OneVsEach, Softmax
+from fewshot.runners import assessment
+from fewshot.runners.cli.evaluation import EvaluationConfig
 
 KEPT = Path(__file__).resolve().parents[1] / "docs" / "results" / "omniglot-emnist" / "5shot"
 KEY = jax.random.key(0)
+
+
+def learned(kernel, likelihood, prior, y, *temperatures, **options):
+    """The temperature of a task on a prior that is given."""
+    learner, classes = FixedPrior(prior, kernel, likelihood), prior.mean.shape[0]
+    return task_temperature(KEY, learner, jnp.arange(len(y)), y, classes, *temperatures, **options)
 
 
 def tempered(p, temperature):
@@ -59,7 +66,7 @@ def test_left_out_images_are_predicted_from_the_others_alone():
         right = np.stack([tempered(p, 0.7 * np.exp(node))[np.arange(len(new)), task.y[new]] for node in nodes])
         logs += np.log(right).sum(1)
     weights = np.exp(logs - nodes**2 / (2 * spread**2))
-    found = task_temperature(KEY, exact(likelihood), likelihood, task.prior, task.y, 2.0, 0.7, spread=spread)
+    found = learned(exact(likelihood), likelihood, task.prior, task.y, 2.0, 0.7, spread=spread)
     np.testing.assert_allclose(found.weights, weights / weights.sum(), rtol=1e-6)
     np.testing.assert_allclose(found.temperatures, 2.0 * np.exp(nodes), rtol=1e-12)
 
@@ -96,7 +103,7 @@ def test_nothing_is_learned_where_nothing_can_be_left_out():
     p = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(3), (1, 4))).at[0, 0].set(jnp.nan)
     found = posterior_of(p, jnp.zeros(4, int), jnp.zeros((1, 4), bool), 0.5, 0.4)
     np.testing.assert_allclose(found.temper(p[0, 1:]), temper(p[0, 1:], 0.5), rtol=1e-6)
-    one = task_temperature(KEY, cvi(Softmax()), Softmax(), problem(0, points=3).prior, jnp.arange(3), 0.5, 0.4)
+    one = learned(cvi(Softmax()), Softmax(), problem(0, points=3).prior, jnp.arange(3), 0.5, 0.4)
     assert one.weights.max() == 1.0 and abs(one.mean - 0.5) < 1e-6  # one image a class
 
 
@@ -114,8 +121,8 @@ def test_a_fold_that_fails_teaches_nothing():
 
     held = left_out(task.y, jnp.ones(9, bool), FOLDS)
     assert held[0, 0] and held[1:].any()
-    found = task_temperature(KEY, kernel._replace(init=failing), Softmax(), task.prior, task.y, 0.5, 0.4)
-    others = task_temperature(KEY, kernel, Softmax(), task.prior, task.y, 0.5, 0.4)
+    found = learned(kernel._replace(init=failing), Softmax(), task.prior, task.y, 0.5, 0.4)
+    others = learned(kernel, Softmax(), task.prior, task.y, 0.5, 0.4)
     assert np.isfinite(found.weights).all() and not np.allclose(found.weights, others.weights, atol=1e-3)
 
 
@@ -128,14 +135,13 @@ def test_a_fold_that_fails_teaches_nothing():
 def test_any_inference_will_do_and_padding_changes_nothing(make, likelihood):
     task = problem(2, points=8)
     kernel = make(likelihood)
-    found = task_temperature(KEY, kernel, likelihood, task.prior, task.y, 0.5, 0.4)
+    found = learned(kernel, likelihood, task.prior, task.y, 0.5, 0.4)
     np.testing.assert_allclose(np.sum(found.weights), 1.0, rtol=1e-5)
     assert 0.2 < found.mean < 1.2
     if make is exact:  # the others draw once for each point
         points = np.minimum(np.arange(11), 7)
-        padded = GaussianPrior(task.prior.mean[:, points], task.prior.covariance[np.ix_(points, points)])
-        mask = Mask(jnp.arange(11) < 8, jnp.ones(3, bool))
-        again = task_temperature(KEY, kernel, likelihood, padded, task.y[points], 0.5, 0.4, mask)
+        learner, mask = FixedPrior(task.prior, kernel, likelihood), Mask(jnp.arange(11) < 8, jnp.ones(3, bool))
+        again = task_temperature(KEY, learner, jnp.asarray(points), task.y[points], 3, 0.5, 0.4, mask)
         np.testing.assert_allclose(again.weights, found.weights, rtol=1e-9)
 
 
@@ -151,9 +157,7 @@ def test_tasks_are_tempered_each_by_its_own():
 @pytest.mark.slow
 def test_letters_are_predicted_better_at_a_temperature_of_their_own():
     """The kept run from Omniglot to EMNIST: better than at the temperature of EMNIST's validation classes."""
-    found = assessment.assess(EvaluationConfig(str(KEPT), episodes=400, calibrate=True, adapt=True))
-    usual, adapted, calibrated = (
-        found.rows[name].summary for name in (assessment.TEMPERED, assessment.ADAPTED, assessment.CALIBRATED)
-    )
+    _, found = assessment.assess(EvaluationConfig(str(KEPT), episodes=400, calibrate=True, adapt=True))
+    usual, adapted, calibrated = (found.rows[name].summary for name in (TEMPERED, ADAPTED, CALIBRATED))
     assert adapted["nll"] < 0.99 * usual["nll"] and adapted["nll"] < calibrated["nll"]
     assert adapted["ece"] < usual["ece"] < 0.02 and adapted["accuracy"] >= usual["accuracy"] - 0.002

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from tasks import DataError
-from tasks.augmentation import (
+from fewshot.tasks import DataError
+from fewshot.tasks.augmentation import (
     AUGMENTATIONS,
     KEPT_INK,
     Augmentation,

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import tasks.episodes as episodes
-from tasks import (
+from fewshot.tasks import (
     DataError,
     OpenTask,
     Task,
@@ -17,6 +16,7 @@ from tasks import (
     sample_task,
     take_images,
 )
+from fewshot.tasks import episodes as episodes
 
 CLASSES, SIZE = 9, 6
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tasks.files as files
-from tasks.files import Archive, DataError, cache_folder, check_digest, find_or_convert, read_npz, resolve_root
+from fewshot.tasks import files as files
+from fewshot.tasks.files import Archive, DataError, cache_folder, check_digest, find_or_convert, read_npz, resolve_root
 
 CONTENT = b"three images" * 1000
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-import tasks.glyph_classes as glyph_classes
-import tasks.glyphs as glyphs
-from tasks import DataError, load
-from tasks.glyph_classes import SCRIPTS, THRESHOLD, GlyphClass, canonical_images, find_classes, near_pairs
-from tasks.glyph_rendering import (
+from fewshot.tasks import DataError, load
+from fewshot.tasks import glyph_classes as glyph_classes
+from fewshot.tasks import glyphs as glyphs
+from fewshot.tasks.glyph_classes import SCRIPTS, THRESHOLD, GlyphClass, canonical_images, find_classes, near_pairs
+from fewshot.tasks.glyph_rendering import (
     FACES,
     KEPT_INK,
     Variation,

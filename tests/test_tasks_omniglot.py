@@ -10,8 +10,8 @@ import pytest
 from conftest import data_file
 from PIL import Image
 
-from tasks import DataError, check_task_size, emnist, load, omniglot
-from tasks.files import check_digest
+from fewshot.tasks import DataError, check_task_size, emnist, load, omniglot
+from fewshot.tasks.files import check_digest
 
 
 @pytest.fixture(scope="module")

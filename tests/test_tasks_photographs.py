@@ -12,7 +12,7 @@ from conftest import data_file
 from PIL import Image
 from scipy.io import savemat
 
-from tasks import (
+from fewshot.tasks import (
     CROPS,
     PHOTOGRAPHS,
     DataError,
@@ -25,10 +25,10 @@ from tasks import (
     sample_task,
     tinyimagenet,
 )
-from tasks.embeddings import load_features
-from tasks.files import read_npz, write_npz
-from tasks.images import load_unlabelled, picture_of, whole
-from tasks.photographs import SPLITS, alternate, centre_square, split_name, stretched_centre
+from fewshot.tasks.embeddings import load_features
+from fewshot.tasks.files import read_npz, write_npz
+from fewshot.tasks.images import load_unlabelled, picture_of, whole
+from fewshot.tasks.photographs import SPLITS, alternate, centre_square, split_name, stretched_centre
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import tiny_omniglot
 
-from inference.outer.svi import Trainer
-from runners import optimisation
-from runners.build import build_model
-from runners.configuration import RunConfig, resolve
-from runners.data import calibration_episodes, load_splits, temperature_classes, training_classes, with_queries
-from runners.overrides import ConfigError
-from tasks import DataError, take_images
+from fewshot.inference.outer.svi import Trainer
+from fewshot.tasks import DataError, take_images
+from fewshot.training import optimisation
+from fewshot.training.configuration import RunConfig, resolve
+from fewshot.training.data import calibration_episodes, load_splits, temperature_classes, training_classes, with_queries
+from fewshot.training.overrides import ConfigError
+from fewshot.training.run import build_run
 
 HELD_OUT = {"trainer.temperature_from": "held-out"}
 
@@ -50,12 +50,12 @@ def test_steps_are_taken_on_one_part_and_the_temperature_is_fitted_on_the_other(
     chosen = with_queries(config(**HELD_OUT), splits)
     samplers = []
 
-    def make_trainer(key, deep_kernel, recipe, sampler, *_, **__):
+    def make_trainer(key, learner, sampler, *_, **__):
         samplers.append(sampler)
         return Trainer(None, None, None)
 
     monkeypatch.setattr(optimisation, "make_trainer", make_trainer)
-    optimisation.build_trainer(build_model(chosen, splits.image_shape), splits.train)
+    optimisation.build_trainer(build_run(chosen, splits.image_shape), splits.train)
     (drawn_from,) = samplers[0].args
     assert images_of(drawn_from) == images_of(training_classes(chosen, splits.train))
     known, episodes = calibration_episodes(chosen, splits.train, chosen.way, chosen.shot)

@@ -2,16 +2,17 @@
 
 import argparse
 import math
-from dataclasses import replace
 
 import pytest
 from conftest import load_benchmark
 
-from evaluation.calibration import NEW_CLASSES
-from inference.task_temperature import SPREAD
-from runners import scoring, shape_temperature
-from runners.build import load_run
-from runners.data import Shape, draw_episodes, load_splits
+from fewshot.evaluation import scoring
+from fewshot.evaluation.calibration import NEW_CLASSES
+from fewshot.evaluation.episodes import Shape, draw_episodes
+from fewshot.learners.task_temperature import SPREAD
+from fewshot.training import shape_temperature
+from fewshot.training.data import load_splits
+from fewshot.training.run import load_run
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +24,13 @@ def temperatures():
 def test_rises_are_measured_from_training_to_validation_classes(temperatures, tiny_run, tiny_data):
     arguments = argparse.Namespace(data_root=tiny_data, episodes=20)
     found = temperatures.measure(f"{tiny_run.path}:2", arguments)
-    model = load_run(tiny_run.path)
-    risen = shape_temperature.for_shape(model, 3, 2, tiny_data)
+    run = load_run(tiny_run.path)
+    risen = shape_temperature.for_shape(run, 3, 2, tiny_data)
     assert math.log(risen) - found.log_temperature == pytest.approx(NEW_CLASSES, abs=1e-4)
     validation = load_splits("omniglot", tiny_data).validation
     episodes = draw_episodes(0, "validation", validation, Shape(3, 2, 15), 20)
-    features = scoring.embed(model.deep_kernel, validation)
-    raw = scoring.score(model, features, episodes)
+    features = scoring.embed(run.learner, validation)
+    raw = scoring.score(run.learner, features, episodes)
 
     def nll(temperature):
         return raw.tempered(temperature).summary(1)["nll"]
@@ -38,8 +39,8 @@ def test_rises_are_measured_from_training_to_validation_classes(temperatures, ti
     assert at[NEW_CLASSES] == pytest.approx(nll(risen), rel=1e-5)
     best = nll(math.exp(found.log_temperature + found.rise))
     assert best <= min(found.at_rises)
-    fewer = shape_temperature.for_shape(model, 3, 1, tiny_data)
-    learned = scoring.task_temperatures(replace(model, temperature=risen), features, episodes, fewer)
+    fewer = shape_temperature.for_shape(run, 3, 1, tiny_data)
+    learned = scoring.task_temperatures(run.learner, features, episodes, risen, fewer)
     spreads = dict(zip(temperatures.SPREADS, found.at_spreads, strict=True))
     assert spreads[SPREAD] == pytest.approx(nll(learned), rel=1e-5)
     page = temperatures.tables([found, found])

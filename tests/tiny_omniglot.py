@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from runners import meta_train, scoring
-from runners.configuration import RunConfig
-from tasks.omniglot import FILE, VALIDATION_ALPHABETS
+from fewshot.learners.base import traced
+from fewshot.runners import meta_train
+from fewshot.tasks.omniglot import FILE, VALIDATION_ALPHABETS
+from fewshot.training.configuration import RunConfig
 
 SETTINGS = {
     "backbone.width": 4,
@@ -69,9 +70,9 @@ def tiny_data(tmp_path_factory):
 def tiny_run(tiny_data, tmp_path_factory):
     path = tmp_path_factory.mktemp("runs") / "tiny"
     printed = io.StringIO()
-    programs = scoring._embed._cache_size() + scoring._solve._cache_size()
+    programs = traced._cache_size()
     with contextlib.redirect_stdout(printed):
         result = meta_train.main(RunConfig(**FLAGS, run_dir=str(path), data_root=tiny_data))
     assert "interrupted" not in result, printed.getvalue()
-    programs = scoring._embed._cache_size() + scoring._solve._cache_size() - programs
+    programs = traced._cache_size() - programs
     return Run(path, result, printed.getvalue(), programs)

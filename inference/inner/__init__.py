@@ -1,12 +1,12 @@
 """The inner loop: inference for one task, one algorithm a file."""
 
-from inference.inner.base import Code, InferenceKernel, Info, Mask, fit, fit_to_tolerance, run, settle
-from inference.inner.cavi import cavi
-from inference.inner.cvi import cvi
-from inference.inner.exact import exact
-from inference.inner.gibbs import gibbs
-from inference.inner.gradient import gradient
-from inference.inner.laplace import laplace
+from fewshot.inference.inner.base import Code, InferenceKernel, Info, Mask, fit, fit_to_tolerance, run, settle
+from fewshot.inference.inner.cavi import cavi
+from fewshot.inference.inner.cvi import cvi
+from fewshot.inference.inner.exact import exact
+from fewshot.inference.inner.gibbs import gibbs
+from fewshot.inference.inner.gradient import gradient
+from fewshot.inference.inner.laplace import laplace
 
 __all__ = [
     "Code",

@@ -12,9 +12,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from models.block_gaussian import JointMarginals
-from models.gaussian import AnySites, GaussianPrior, Marginals, Query, Sites, condition, prior_marginals, with_root
-from models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.gaussian import (
+    AnySites,
+    GaussianPrior,
+    Marginals,
+    Query,
+    Sites,
+    condition,
+    prior_marginals,
+    with_root,
+)
+from fewshot.models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
 
 # Of an inference whose posterior is used, not trained through. Half of a sampler's sweeps are warm-up; of the others as
 # many are kept as make SAMPLER_DRAWS draws together with its chains.

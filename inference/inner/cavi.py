@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import (
+from fewshot.inference.inner.base import (
     FixedPoint,
     InferenceKernel,
     Info,
@@ -29,9 +29,17 @@ from inference.inner.base import (
     require,
     sum_over_points,
 )
-from models.block_gaussian import JointMarginals
-from models.gaussian import AnySites, GaussianPrior, Marginals, Sites, condition, log_normaliser, prior_marginals
-from models.likelihoods.base import AugmentedLikelihood
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.gaussian import (
+    AnySites,
+    GaussianPrior,
+    Marginals,
+    Sites,
+    condition,
+    log_normaliser,
+    prior_marginals,
+)
+from fewshot.models.likelihoods.base import AugmentedLikelihood
 
 
 class CAVIState(NamedTuple):

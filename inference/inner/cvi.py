@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import (
+from fewshot.inference.inner.base import (
     FixedPoint,
     InferenceKernel,
     Info,
@@ -42,11 +42,19 @@ from inference.inner.base import (
     require,
     sites_held,
 )
-from models.block_gaussian import JointMarginals
-from models.dense_sites import BlockSites, positive_part, zero_block_sites
-from models.expectations import Exact, ExpectationRule, MonteCarlo, Points, expect
-from models.gaussian import GaussianPrior, Marginals, Sites, condition, highest_precision, log_normaliser, zero_sites
-from models.likelihoods.base import Likelihood, SmoothLikelihood
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.dense_sites import BlockSites, positive_part, zero_block_sites
+from fewshot.models.expectations import Exact, ExpectationRule, MonteCarlo, Points, expect
+from fewshot.models.gaussian import (
+    GaussianPrior,
+    Marginals,
+    Sites,
+    condition,
+    highest_precision,
+    log_normaliser,
+    zero_sites,
+)
+from fewshot.models.likelihoods.base import Likelihood, SmoothLikelihood
 
 FIRST_STEP = 0.2  # of 0.1, 0.2, 0.3, 0.5 and 1 the one with the smallest gap after 3 and 5 steps, on average
 SHORTEST_STEP, LONGEST_STEP = 0.02, 8.0

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import (
+from fewshot.inference.inner.base import (
     Code,
     InferenceKernel,
     Info,
@@ -24,8 +24,8 @@ from inference.inner.base import (
     sites_held,
     sum_over_points,
 )
-from models.gaussian import GaussianPosterior, GaussianPrior, Sites, condition, log_normaliser
-from models.likelihoods.base import GaussianLikelihood
+from fewshot.models.gaussian import GaussianPosterior, GaussianPrior, Sites, condition, log_normaliser
+from fewshot.models.likelihoods.base import GaussianLikelihood
 
 
 class ExactState(NamedTuple):

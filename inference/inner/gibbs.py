@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import (
+from fewshot.inference.inner.base import (
     InferenceKernel,
     Info,
     Mask,
@@ -23,8 +23,8 @@ from inference.inner.base import (
     require,
     sum_over_points,
 )
-from models.block_gaussian import BlockPosterior, JointMarginals
-from models.gaussian import (
+from fewshot.models.block_gaussian import BlockPosterior, JointMarginals
+from fewshot.models.gaussian import (
     AnySites,
     GaussianPrior,
     Marginals,
@@ -35,7 +35,7 @@ from models.gaussian import (
     log_normaliser,
     root_of,
 )
-from models.likelihoods.base import AugmentedLikelihood
+from fewshot.models.likelihoods.base import AugmentedLikelihood
 
 
 class GibbsState(NamedTuple):

@@ -10,19 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import (
-    Code,
-    InferenceKernel,
-    Info,
-    Mask,
-    Traits,
-    expected_data,
-    finite_code,
-    require,
-)
-from models.expectations import ExpectationRule, MonteCarlo, Points
-from models.gaussian import GaussianPrior, Marginals, Query, highest_precision, prior_root
-from models.likelihoods.base import Likelihood
+from fewshot.inference.inner.base import Code, InferenceKernel, Info, Mask, Traits, expected_data, finite_code, require
+from fewshot.models.expectations import ExpectationRule, MonteCarlo, Points
+from fewshot.models.gaussian import GaussianPrior, Marginals, Query, highest_precision, prior_root
+from fewshot.models.likelihoods.base import Likelihood
 
 
 class GradientState(NamedTuple):

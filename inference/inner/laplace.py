@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import (
+from fewshot.inference.inner.base import (
     FixedPoint,
     InferenceKernel,
     Info,
@@ -30,9 +30,9 @@ from inference.inner.base import (
     require,
     sum_over_points,
 )
-from models.expectations import ExpectationRule, MonteCarlo, Points
-from models.gaussian import AnySites, GaussianPrior, condition, log_normaliser
-from models.likelihoods.base import SmoothLikelihood
+from fewshot.models.expectations import ExpectationRule, MonteCarlo, Points
+from fewshot.models.gaussian import AnySites, GaussianPrior, condition, log_normaliser
+from fewshot.models.likelihoods.base import SmoothLikelihood
 
 SHORTEST_STEP = 1e-3
 

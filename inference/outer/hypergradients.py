@@ -12,8 +12,8 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import gmres
 from jaxtyping import Array, Int, Key
 
-from inference.inner.base import Code, InferenceKernel, Info, Mask, fit
-from models.gaussian import GaussianPrior
+from fewshot.inference.inner.base import Code, InferenceKernel, Info, Mask, fit
+from fewshot.models.gaussian import GaussianPrior
 
 TOLERANCE = 1e-2  # of the residual, for the derivative of a fixed point to be trusted
 KRYLOV = 60  # vectors that GMRES keeps before it restarts

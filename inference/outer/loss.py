@@ -1,145 +1,117 @@
 """The loss of one training step, as a NumPyro model and an `ELBO` that `numpyro.infer.SVI` drives.
 
-The NumPyro model registers the network and the priors of its hyper-parameters; the loss runs the inner loop:
+What is learned is an NNX module whose call answers a batch of tasks with an `Outcome`. The NumPyro model registers it,
+and the priors of its hyper-parameters:
 
-    loss = -[(1/T) sum_t L_t + log p(phi)] / N        (N labelled points, phi the hyper-parameters)
-
-The network is evaluated once a step, on all images of all tasks.
+    loss = -[objective + log p(phi)] / N        (N labelled points of a task, phi the hyper-parameters)
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+import enum
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpyro
-from flax import nnx
+import numpyro.distributions as dist
 from jaxtyping import Array, Float, Int
 from numpyro import handlers
 from numpyro.contrib.module import nnx_module
 from numpyro.infer.elbo import ELBO
 from numpyro.primitives import mutable
 
-from inference.inner.base import Code, InferenceKernel
-from inference.outer.hypergradients import HyperGradient
-from inference.outer.objectives import EmbeddedTask, Inner, Objective, Outcome
-from models.deep_kernel import DeepKernel
-from models.kernels import Hyper, Kernel
-from models.likelihoods.base import Likelihood
-from models.process import LatentProcess
+from fewshot.models.kernels import Hyper
 
-NETWORK, LIKELIHOOD, LOG = "network", "likelihood", "log"
+NETWORK, LOG = "network", "log"
+
+ForEach = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+class Reduction(enum.Enum):
+    """How a diagnostic of several tasks, devices or steps becomes one number. Sums are whole numbers."""
+
+    MEAN = "mean"
+    MAX = "max"
+    SUM = "sum"
+
+
+class Outcome(NamedTuple):
+    """What a learnable module says of the tasks of a step.
+
+    objective: what is maximised, in nats, the mean over the tasks; points: the labelled points of a task that it
+    counts; diagnostics: by the names of `Learnable.diagnostics`, over all tasks of the call.
+    """
+
+    objective: Float[Array, ""]
+    points: Int[Array, ""] | int
+    diagnostics: dict[str, Array]
 
 
 @runtime_checkable
-class LabelledTasks(Protocol):
-    """What the outer loop needs of sampled tasks: images [T, N, H, W, Ch] and labels [T, N], support and query."""
+class Learnable(Protocol):
+    """What the outer loop learns: an NNX module.
 
-    x_support: Array
-    y_support: Array
-    x_query: Array
-    y_query: Array
+    diagnostics: its fields of `Outcome.diagnostics`, and how those of several devices are combined.
+    """
 
+    diagnostics: ClassVar[Mapping[str, Reduction]]
 
-class Recipe(NamedTuple):
-    """How one training step is made: every choice is an object, none is a name."""
+    def __call__(self, keys: Array, tasks: Any, for_each: ForEach) -> tuple[Outcome, Hyper]:
+        """The outcome of tasks [T], one key [T] each, and the hyper-parameters; `for_each` maps over the tasks."""
+        ...
 
-    likelihood: Likelihood
-    inference: Callable[[Likelihood], InferenceKernel]
-    objective: Objective
-    hypergradient: HyperGradient
-    inner_steps: int
+    def priors(self) -> dict[str, dist.Distribution]:
+        """The prior of each hyper-parameter."""
+        ...
 
 
 class StepLog(NamedTuple):
-    """Diagnostics of one training step. objective and log_prior are the two parts of the loss, per point.
-
-    residual is the largest over the tasks of a step, failures the number of tasks whose code is not OK, clipped the
-    number of site precisions set to 0 in the last inner step.
-    """
+    """Diagnostics of one training step. objective and log_prior are the two parts of the loss, per point."""
 
     loss: Float[Array, ""]
     objective: Float[Array, ""]
     log_prior: Float[Array, ""]
-    residual: Float[Array, ""]
-    failures: Int[Array, ""]
-    clipped: Int[Array, ""]
+    diagnostics: dict[str, Array]
 
 
-class Embedding(nnx.Module):
-    """The deep kernel as NumPyro registers it: features and hyper-parameters from one call."""
-
-    def __init__(self, deep_kernel: DeepKernel):
-        self.deep_kernel = deep_kernel
-
-    def __call__(self, x: Array) -> tuple[Array, Hyper]:
-        return self.deep_kernel(x, train=True), self.deep_kernel.hyperparameters()
-
-
-class Embedded(NamedTuple):
-    """What the model returns: features of all images, hyper-parameters, and the likelihood at its own."""
-
-    features: Float[Array, "T N D"]
-    hyper: Hyper
-    likelihood: Likelihood
-
-
-def outer_model(embedding: Embedding, likelihood: Likelihood, tasks: LabelledTasks, keys: Array) -> Embedded:
-    """Network and hyper-parameters with their priors, as NumPyro sites; `keys` belong to the loss."""
-    del keys
-    network = nnx_module(NETWORK, embedding)
-    features, hyper = network(jnp.concatenate([tasks.x_support, tasks.x_query], axis=1))
-    start = {name: jnp.asarray(value) for name, value in likelihood.parameters().items()}
-    learned = numpyro.param(LIKELIHOOD, start) if start else {}
-    priors = {**embedding.deep_kernel.priors(), **likelihood.priors()}
-    for name, value in {**hyper, **learned}.items():
+def outer_model(module: Any, for_each: ForEach, tasks: Any, keys: Array) -> Outcome:
+    """The module and the priors of its hyper-parameters, as NumPyro sites."""
+    outcome, hyper = nnx_module(NETWORK, module)(keys, tasks, for_each)
+    priors = module.priors()
+    for name, value in hyper.items():
         numpyro.sample(f"{name}_prior", priors[name], obs=value)
-    mutable(LOG, {"row": _empty_log()})
-    return Embedded(features, hyper, likelihood.with_parameters(learned))
+    mutable(LOG, {"row": _empty_log(module.diagnostics)})
+    return outcome
 
 
 class OuterLoss(ELBO):
-    """The loss of the outer loop; a subclass of NumPyro's ELBO so that SVI drives it.
+    """The loss of the outer loop; a subclass of NumPyro's ELBO so that SVI drives it."""
 
-    kernel and classes: those of the latent process; for_each: makes a function of one task one of a batch of tasks.
-    """
-
-    def __init__(self, recipe: Recipe, kernel: Kernel, classes: int, for_each: Callable[[Callable], Callable]):
+    def __init__(self) -> None:
         super().__init__(num_particles=1)
-        self.recipe, self.kernel, self.classes, self.for_each = recipe, kernel, classes, for_each
 
     def loss_with_mutable_state(
-        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, tasks: LabelledTasks, keys: Array
+        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, tasks: Any, keys: Array
     ) -> dict[str, Any]:
         """Loss, and the mutable state with the running statistics and the log of this step."""
         del guide
         with handlers.trace() as sites, handlers.seed(rng_seed=rng_key), handlers.substitute(data=param_map):
-            embedded = model(tasks, keys)
-        outcome = self.for_each(lambda *task: self._task(embedded, *task))(keys, embedded.features, tasks)
+            outcome = model(tasks, keys)
         log_prior = sum(
             jnp.sum(site["fn"].log_prob(site["value"])) for site in sites.values() if site["type"] == "sample"
         )
-        objective, points = jnp.mean(outcome.value), jnp.asarray(outcome.points)[0]
-        loss = -(objective + log_prior) / points
+        loss = -(outcome.objective + log_prior) / outcome.points
         row = StepLog(
             loss,
-            objective / points,
-            jnp.asarray(log_prior / points, loss.dtype),
-            jnp.max(outcome.info.residual),
-            jnp.sum(outcome.info.code != Code.OK),
-            jnp.sum(outcome.info.clipped),
+            outcome.objective / outcome.points,
+            jnp.asarray(log_prior / outcome.points, loss.dtype),
+            outcome.diagnostics,
         )
         state = {name: site["value"] for name, site in sites.items() if site["type"] == "mutable"}
         return {"loss": loss, "mutable_state": jax.lax.stop_gradient({**state, LOG: {"row": row}})}
 
-    def _task(self, embedded: Embedded, key: Array, features: Array, task: LabelledTasks) -> Outcome:
-        shots = task.y_support.shape[0]
-        labelled = EmbeddedTask(features[:shots], task.y_support, features[shots:], task.y_query)
-        recipe, process = self.recipe, LatentProcess(self.kernel, embedded.hyper)
-        inner = Inner(recipe.inference(embedded.likelihood), recipe.inner_steps, recipe.hypergradient, self.classes)
-        return recipe.objective(key, inner, embedded.likelihood, process, labelled)
 
-
-def _empty_log() -> StepLog:
+def _empty_log(diagnostics: Mapping[str, Reduction]) -> StepLog:
     zero, none = jnp.zeros(()), jnp.zeros((), int)
-    return StepLog(zero, zero, zero, zero, none, none)
+    empty = {name: none if how is Reduction.SUM else zero for name, how in diagnostics.items()}
+    return StepLog(zero, zero, zero, empty)

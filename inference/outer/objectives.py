@@ -1,6 +1,6 @@
 """What the outer loop maximises for one task: E1 (elbo), E2 (evidence), E3 (predictive), in nats.
 
-Each objective takes the features of one task and returns an Outcome; N is the number of labelled points it counts.
+Each objective takes the features of one task and returns a TaskOutcome; N is the number of labelled points it counts.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from inference.inner.base import InferenceKernel, Info
-from inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
-from inference.predictive import predict
-from models.gaussian import GaussianPrior
-from models.likelihoods.base import Likelihood
-from models.process import LatentProcess
+from fewshot.inference.inner.base import InferenceKernel, Info
+from fewshot.inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
+from fewshot.inference.predictive import predict
+from fewshot.models.gaussian import GaussianPrior
+from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.process import LatentProcess
 
 
 class EmbeddedTask(NamedTuple):
@@ -36,30 +36,30 @@ class Inner(NamedTuple):
     classes: int
 
 
-class Outcome(NamedTuple):
-    """Objective in nats, the number of labelled points it counts, and the inner loop's last Info."""
+class TaskOutcome(NamedTuple):
+    """Objective of one task in nats, the number of labelled points it counts, and the inner loop's last Info."""
 
     value: Float[Array, ""]
     points: int
     info: Info
 
 
-Objective = Callable[[Key[Array, ""], Inner, Likelihood, LatentProcess, EmbeddedTask], Outcome]
+Objective = Callable[[Key[Array, ""], Inner, Likelihood, LatentProcess, EmbeddedTask], TaskOutcome]
 
 
 def elbo(
     key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: LatentProcess, task: EmbeddedTask
-) -> Outcome:
+) -> TaskOutcome:
     """(E1) lower bound of the merged task: support and query are one labelled set of N + Q points."""
     del likelihood
     prior, y = _merged(process, task, inner.classes)
     fitted = inner.hypergradient(key, inner.kernel, prior, y, None, inner.steps)
-    return Outcome(inner.kernel.elbo(fitted.state, fitted.posterior, y, None), len(y), fitted.info)
+    return TaskOutcome(inner.kernel.elbo(fitted.state, fitted.posterior, y, None), len(y), fitted.info)
 
 
 def evidence(
     key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: LatentProcess, task: EmbeddedTask
-) -> Outcome:
+) -> TaskOutcome:
     """(E2) log evidence of the merged task's sites; where that is a gradient only, its value is that of (E1).
 
     Sites in which the likelihood's parameters do not appear (`cvi`) leave log Z without a gradient in them: those are
@@ -77,12 +77,12 @@ def evidence(
         if not inner.kernel.traits.free_sites:
             bound = jax.lax.stop_gradient(bound)
         value = value - jax.lax.stop_gradient(value) + bound
-    return Outcome(value, len(y), fitted.info)
+    return TaskOutcome(value, len(y), fitted.info)
 
 
 def predictive(
     key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: LatentProcess, task: EmbeddedTask
-) -> Outcome:
+) -> TaskOutcome:
     """(E3) sum over queries of log E_q[p(y_* | f_*)], q given the support only."""
     fit_key, predict_key = jax.random.split(key)
     prior = process.prior(task.support, inner.classes)
@@ -90,7 +90,7 @@ def predictive(
     query = process.query(task.support, task.query, inner.classes)
     probabilities = predict(predict_key, likelihood, fitted.posterior, query)
     own = jnp.take_along_axis(probabilities, task.y_query[:, None], axis=1)
-    return Outcome(jnp.sum(jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny))), len(task.y_query), fitted.info)
+    return TaskOutcome(jnp.sum(jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny))), len(task.y_query), fitted.info)
 
 
 def check_combination(kernel: InferenceKernel, objective: Objective, hypergradient: HyperGradient) -> None:

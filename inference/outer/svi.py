@@ -1,11 +1,12 @@
-"""The outer loop: `numpyro.infer.SVI` with an optax optimiser learns the deep kernel over batches of tasks.
+"""The outer loop: `numpyro.infer.SVI` with an optax optimiser learns a module over batches of tasks.
 
 Everything random is a function of (seed, step, task), so neither the number of devices that share the tasks nor that of
 steps that are dispatched together changes it. The loss of a step is that of loss.py.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,48 +18,32 @@ from jaxtyping import Array, Int, Key
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
-from inference.outer.devices import TASKS, SharedOptimiser, over_tasks, own, replicate, total
-from inference.outer.loss import (
-    LIKELIHOOD,
-    LOG,
-    NETWORK,
-    Embedded,
-    Embedding,
-    LabelledTasks,
-    OuterLoss,
-    Recipe,
-    StepLog,
-    outer_model,
-)
-from inference.outer.objectives import Outcome, check_combination
-from models.deep_kernel import DeepKernel
-from models.likelihoods.base import Likelihood
+from fewshot.inference.outer.devices import TASKS, SharedOptimiser, over_tasks, own, replicate, total
+from fewshot.inference.outer.loss import LOG, NETWORK, Learnable, Outcome, OuterLoss, Reduction, StepLog, outer_model
 
-Sampler = Callable[[Key[Array, ""]], LabelledTasks]
+Sampler = Callable[[Key[Array, ""]], Any]
 
 
 class Trainer(NamedTuple):
     """Pure functions of the outer loop, built by `make_trainer`.
 
     init() -> state; step(state, index) -> (state, StepLog), one optimiser step, `state` is donated;
-    module(state) -> (deep kernel, likelihood) with the learned values.
+    module(state) -> the module with its learned values.
 
     `step` can also take many optimiser steps in one dispatch, see `Step`.
     """
 
     init: Callable[[], SVIState]
     step: "Step"
-    module: Callable[[SVIState], tuple[DeepKernel, Likelihood]]
+    module: Callable[[SVIState], Any]
 
 
 def make_trainer(
     key: Key[Array, ""],
-    deep_kernel: DeepKernel,
-    recipe: Recipe,
+    module: Learnable,
     sampler: Sampler,
     optimiser: optax.GradientTransformation,
     *,
-    classes: int,
     tasks_per_step: int = 1,
     mesh: Mesh | None = None,
 ) -> Trainer:
@@ -66,19 +51,18 @@ def make_trainer(
 
     The task of (step, index) is a function of `key` and nothing else. A sampler that holds images should be a
     `jax.tree_util.Partial` of them: its arrays are arguments of the compiled step, those of a closure constants in it.
-    Raises ValueError for combinations that make no sense (`check_combination`).
     """
-    check_combination(recipe.inference(recipe.likelihood), recipe.objective, recipe.hypergradient)
-    network, likelihood = _Network.of(deep_kernel), recipe.likelihood
+    network = _Network.of(module)
     # The devices of one process round as one device does; processes wait for each other and take the faster form.
     alone = tasks_per_step == jax.process_count() == (1 if mesh is None else mesh.size)
-    loss = OuterLoss(recipe, deep_kernel.kernel, classes, for_each=_for_one_task if alone else jax.vmap)
+    for_each = _for_one_task if alone else jax.vmap
 
-    def model(*tasks_and_keys: Any) -> Embedded:
-        return outer_model(network.module(), likelihood, *tasks_and_keys)
+    def model(*tasks_and_keys: Any) -> Outcome:
+        return outer_model(network.module(), for_each, *tasks_and_keys)
 
-    svi = SVI(model, _no_guide, optimiser if mesh is None else SharedOptimiser(optimiser, _combined), loss)
-    loop = _OuterLoop(svi, network, likelihood, jax.random.split(key, 3), tasks_per_step, mesh)
+    shared = optimiser if mesh is None else SharedOptimiser(optimiser, partial(_combined, module.diagnostics))
+    svi = SVI(model, _no_guide, shared, OuterLoss())
+    loop = _OuterLoop(svi, network, jax.random.split(key, 3), tasks_per_step, mesh)
     sampler = sampler if isinstance(sampler, jax.tree_util.Partial) else jax.tree_util.Partial(sampler)
     jax.eval_shape(loop.init, sampler)  # SVI learns the constraints of its parameters when it is initialised
     init, step = jax.jit(loop.init), jax.jit(loop.step, donate_argnums=0, static_argnums=3)
@@ -106,29 +90,30 @@ class Step(NamedTuple):
 
 
 class _Network(NamedTuple):
-    """A deep kernel as NumPyro registers it, in parts: its structure, its parameters, its running statistics."""
+    """A module as NumPyro registers it, in parts: its structure, its parameters, its running statistics."""
 
     graph: Any
     params: nnx.State
     statistics: nnx.State
 
     @classmethod
-    def of(cls, deep_kernel: DeepKernel) -> "_Network":
-        """The parts of a deep kernel."""
-        graph, params, *others = nnx.split(Embedding(deep_kernel), nnx.Param, ...)
+    def of(cls, module: Any) -> "_Network":
+        """The parts of a module."""
+        graph, params, *others = nnx.split(module, nnx.Param, ...)
         return cls(graph, params, others[0])
 
-    def module(self) -> Embedding:
+    def module(self) -> Any:
         """Merged anew each time: NumPyro's registration writes traced values into the module that it is given."""
         return nnx.merge(self.graph, self.params, self.statistics, copy=True)
 
-    def learned(self, values: dict[str, Any], mutable_state: dict[str, Any]) -> DeepKernel:
-        """The deep kernel at learned values and running statistics, as SVI holds them."""
+    def learned(self, values: dict[str, Any], mutable_state: dict[str, Any]) -> Any:
+        """The module at learned values and running statistics, as SVI holds them."""
         module = self.module()
-        nnx.update(module, _restored(self.params, values[f"{NETWORK}$params"]))
+        if f"{NETWORK}$params" in values:
+            nnx.update(module, _restored(self.params, values[f"{NETWORK}$params"]))
         if f"{NETWORK}$state" in mutable_state:
             nnx.update(module, _restored(self.statistics, mutable_state[f"{NETWORK}$state"]["state"]))
-        return module.deep_kernel
+        return module
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +122,6 @@ class _OuterLoop:
 
     svi: SVI
     network: _Network
-    likelihood: Likelihood
     keys: Key[Array, " 3"]
     tasks_per_step: int
     mesh: Mesh | None
@@ -161,13 +145,11 @@ class _OuterLoop:
             return self._one(state, index, sampler)
         return jax.lax.scan(lambda now, i: self._one(now, i, sampler), state, index + jnp.arange(count))
 
-    def module(self, state: SVIState) -> tuple[DeepKernel, Likelihood]:
-        """Deep kernel and likelihood with the learned values."""
+    def module(self, state: SVIState) -> Any:
+        """The module with its learned values."""
         # A copy: the next step is given the state's own arrays, and they are gone with it.
         optim_state, mutable_state = jax.tree.map(lambda leaf: jnp.copy(own(leaf)), state[:2])
-        values = self.svi.optim.get_params(optim_state)
-        learned = self.network.learned(values, mutable_state)
-        return learned, self.likelihood.with_parameters(values.get(LIKELIHOOD, {}))
+        return self.network.learned(self.svi.optim.get_params(optim_state), mutable_state)
 
     def _keys(self, index: Int[Array, ""]) -> tuple[Array, Array]:
         """Keys [T] of the tasks of a step, and of their inner loops."""
@@ -185,26 +167,35 @@ class _OuterLoop:
         return following._replace(rng_key=state.rng_key)
 
 
-def _combined(loss: Array, state: dict[str, Any], gradients: Any) -> tuple[Array, dict[str, Any], Any]:
+def _combined(
+    reductions: Mapping[str, Reduction], loss: Array, state: dict[str, Any], gradients: Any
+) -> tuple[Array, dict[str, Any], Any]:
     """Loss, mutable state and gradients of all tasks, from those of each device's own.
 
     Running statistics move by a mean over tasks, so the mean over devices of equal shares is what one device records.
     """
     row = state[LOG]["row"]
     devices = jax.lax.psum(1, TASKS)
+
+    def of(how: Reduction) -> dict[str, Array]:
+        return {name: row.diagnostics[name] for name, kind in reductions.items() if kind is how}
+
     statistics = {name: value for name, value in state.items() if name != LOG}
-    means = (loss, statistics, gradients, (row.loss, row.objective, row.log_prior))
-    residuals = jnp.zeros(devices).at[jax.lax.axis_index(TASKS)].set(row.residual)
-    means, residuals, (failures, clipped) = total((means, residuals, (row.failures, row.clipped)))
-    loss, statistics, gradients, (logged, objective, log_prior) = jax.tree.map(lambda leaf: leaf / devices, means)
-    row = StepLog(logged, objective, log_prior, residuals.max(), failures, clipped)
+    means = (loss, statistics, gradients, row[:3], of(Reduction.MEAN))
+    every = {
+        name: jnp.zeros(devices).at[jax.lax.axis_index(TASKS)].set(value) for name, value in of(Reduction.MAX).items()
+    }
+    means, every, sums = total((means, every, of(Reduction.SUM)))
+    loss, statistics, gradients, parts, averages = jax.tree.map(lambda leaf: leaf / devices, means)
+    found = averages | {name: values.max() for name, values in every.items()} | sums
+    row = StepLog(parts[0], parts[1], parts[2], {name: found[name] for name in reductions})
     return loss, {**statistics, LOG: {"row": row}}, gradients
 
 
-def _for_one_task(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+def _for_one_task(function: Callable[..., Any]) -> Callable[..., Any]:
     """What vmap does to a batch of one task, without a batch: that takes a processor a third of the time."""
 
-    def alone(*stacked: Any) -> Outcome:
+    def alone(*stacked: Any) -> Any:
         outcome = function(*jax.tree.map(lambda leaf: leaf[0], stacked))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], outcome)
 

@@ -12,9 +12,9 @@ import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from models.block_gaussian import JointMarginals
-from models.expectations import MonteCarlo, Points, expect
-from models.gaussian import AnySites, Marginals
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.expectations import MonteCarlo, Points, expect
+from fewshot.models.gaussian import AnySites, Marginals
 
 
 @runtime_checkable

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from models.block_gaussian import JointMarginals
-from models.expectations import Points
-from models.gaussian import Marginals
-from models.likelihoods.base import check_positive, one_hot
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.expectations import Points
+from fewshot.models.gaussian import Marginals
+from fewshot.models.likelihoods.base import check_positive, one_hot
 
 
 @jax.tree_util.register_dataclass

@@ -19,18 +19,18 @@ import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from models.block_gaussian import JointMarginals
-from models.expectations import Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
-from models.gaussian import Marginals, Sites
-from models.likelihoods.base import CategoricalLabels, check_positive, one_hot, own, present, present_or_zero
-from models.polya_gamma import (
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.expectations import Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
+from fewshot.models.gaussian import Marginals, Sites
+from fewshot.models.likelihoods.base import CategoricalLabels, check_positive, one_hot, own, present, present_or_zero
+from fewshot.models.polya_gamma import (
     PolyaGamma,
     log_cosh_half,
     polya_gamma_log_prob,
     polya_gamma_mean,
     sample_polya_gamma,
 )
-from models.simplex_sites import SimplexSites
+from fewshot.models.simplex_sites import SimplexSites
 
 
 class LogisticSoftmaxLatents(NamedTuple):

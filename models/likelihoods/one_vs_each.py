@@ -20,18 +20,18 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int, Key
 from numpyro.distributions import constraints
 
-from models.block_gaussian import JointMarginals
-from models.expectations import Points, expect, expected_log_sigmoid, logits_at
-from models.gaussian import Marginals, square_root
-from models.likelihoods.base import IntegerLabels, NoParameters, SampledPrediction, one_hot, own
-from models.polya_gamma import (
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.expectations import Points, expect, expected_log_sigmoid, logits_at
+from fewshot.models.gaussian import Marginals, square_root
+from fewshot.models.likelihoods.base import IntegerLabels, NoParameters, SampledPrediction, one_hot, own
+from fewshot.models.polya_gamma import (
     PolyaGamma,
     log_cosh_half,
     polya_gamma_log_prob,
     polya_gamma_mean,
     sample_polya_gamma_one,
 )
-from models.star_sites import StarSites
+from fewshot.models.star_sites import StarSites
 
 
 class OneVsEachLatents(NamedTuple):

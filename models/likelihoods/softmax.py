@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from models.block_gaussian import JointMarginals
-from models.expectations import Points, expect, expected_log_sum_exp
-from models.gaussian import Marginals
-from models.likelihoods.base import CategoricalLabels, NoParameters, one_hot, own, present
-from models.simplex_sites import SimplexSites
+from fewshot.models.block_gaussian import JointMarginals
+from fewshot.models.expectations import Points, expect, expected_log_sum_exp
+from fewshot.models.gaussian import Marginals
+from fewshot.models.likelihoods.base import CategoricalLabels, NoParameters, one_hot, own, present
+from fewshot.models.simplex_sites import SimplexSites
 
 
 @jax.tree_util.register_static

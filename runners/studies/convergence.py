@@ -24,12 +24,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from inference.inner import InferenceKernel, cavi, cvi, fit, gradient
-from models.gaussian import GaussianPrior
-from models.kernels import Cosine
-from models.likelihoods import LogisticSoftmax, OneVsEach, Softmax
-from models.likelihoods.base import AugmentedLikelihood
-from runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
+from fewshot.inference.inner import InferenceKernel, cavi, cvi, fit, gradient
+from fewshot.models.gaussian import GaussianPrior
+from fewshot.models.kernels import Cosine
+from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach, Softmax
+from fewshot.models.likelihoods.base import AugmentedLikelihood
+from fewshot.runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
 
 NAME, WAY, FEATURES, NEAR = "convergence", 5, 64, 0.01
 SCALES = (0.1, 1.0, 3.0, 10.0, 30.0, 100.0)

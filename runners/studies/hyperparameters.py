@@ -9,8 +9,8 @@ hyper-gradients are then compared at equal numbers of steps.
 from collections.abc import Iterable
 from typing import Any
 
-from runners.comparisons import Comparison, Method
-from runners.published import Published
+from fewshot.runners.studies.comparisons import Comparison, Method
+from fewshot.runners.studies.published import Published
 
 MD, CDKT = "MD-BSFC, CUB 1-shot", "CDKT, CUB 1-shot"
 RHO = {0.01: "32.22", 0.1: "61.54", 0.5: "63.86", 1.0: "65.45"}

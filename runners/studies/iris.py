@@ -17,15 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from evaluation import metrics
-from inference.inner import Code, InferenceKernel, Mask, cvi, exact, laplace, settle
-from inference.predictive import predict
-from models.expectations import MonteCarlo
-from models.kernels import RBF, Hyper
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from models.likelihoods.base import Likelihood
-from models.process import LatentProcess
-from runners.studies.reporting import Row, StudyError, folder, new_figure, run_as_script, save, write
+from fewshot.evaluation import metrics
+from fewshot.inference.inner import Code, InferenceKernel, Mask, cvi, exact, laplace, settle
+from fewshot.inference.predictive import predict
+from fewshot.models.expectations import MonteCarlo
+from fewshot.models.kernels import RBF, Hyper
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.process import LatentProcess
+from fewshot.runners.studies.reporting import Row, StudyError, folder, new_figure, run_as_script, save, write
 
 NAME, CLASSES, BINS, SPLITS = "iris", 3, 10, 200
 BOUND_DRAWS, BLOCK = 1024, 10  # of the ELBO against softmax; splits that are solved together

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from models.gaussian import Marginals
-from models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from models.likelihoods.base import Likelihood
-from runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
+from fewshot.models.gaussian import Marginals
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
+from fewshot.models.likelihoods.base import Likelihood
+from fewshot.runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
 
 NAME = "likelihoods"
 # At a point mass two draws say as much as many. The papers give label regression the noise 1.

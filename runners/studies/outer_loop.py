@@ -14,12 +14,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from inference.outer.svi import Trainer
-from runners import meta_train, optimisation, run_directory
-from runners.build import build_model
-from runners.configuration import RunConfig, begun, resolve
-from runners.data import load_splits, with_queries
-from runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
+from fewshot.inference.outer.svi import Trainer
+from fewshot.runners import meta_train
+from fewshot.runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
+from fewshot.training import optimisation, run_directory
+from fewshot.training.configuration import RunConfig, begun, resolve
+from fewshot.training.data import load_splits, with_queries
+from fewshot.training.run import build_run
 
 NAME, DATASET = "outer-loop", "glyphs"
 MODES, STEPS = ("sites", "unroll"), (1, 3, 10, 50)
@@ -81,7 +82,7 @@ def cost(config: RunConfig) -> dict[str, float]:
     """Milliseconds of a training step (the fastest of TIMED) and megabytes of XLA's temporaries."""
     splits = load_splits(config.dataset, config.data_root)
     config = with_queries(resolve(config), splits)
-    trainer: Trainer = optimisation.build_trainer(build_model(config, splits.image_shape), splits.train)
+    trainer: Trainer = optimisation.build_trainer(build_run(config, splits.image_shape), splits.train)
     state, step = trainer.init(), trainer.step
     compiled = step.lower(state, 0).compile()
     seconds = []

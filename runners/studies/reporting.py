@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
-from runners.console import format_markdown, format_table
-from runners.flags import OneLineParser, whole_number
-from runners.launch import launch
-from runners.replacing import replace_text
+from fewshot.evaluation.text import format_markdown, format_table
+from fewshot.runners.cli.flags import OneLineParser, whole_number
+from fewshot.runners.cli.launch import launch
+from fewshot.tasks.replacing import replace_text
 
 Row = dict[str, Any]
 

@@ -1,0 +1,79 @@
+"""Files of episodes, so that a published table can be computed again on the same images.
+
+An .npz file with the positions of the images in the data set's test split (`flat_images`), their labels, a checksum of
+those images, and the accuracy, NLL and Brier score of every episode.
+"""
+
+import io
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from fewshot.evaluation import metrics
+from fewshot.evaluation.episodes import Episodes, Shape, draw_episodes
+from fewshot.evaluation.scoring import Scores
+from fewshot.tasks import DataError, Dataset
+from fewshot.tasks.files import DAMAGE
+from fewshot.tasks.replacing import replace_bytes
+
+POSITIONS = ("x_support", "y_support", "x_query", "y_query")
+
+
+class EpisodeList(NamedTuple):
+    """Positions and labels by name, each [E, ...], and the checksum of the images that they point to."""
+
+    arrays: dict[str, np.ndarray]
+    checksum: int
+
+
+def save(path: Path, dataset: Dataset, episodes: Episodes, scores: Scores) -> None:
+    """Write the episodes on an uncorrupted data set, with what the scores say of each, in one move."""
+    arrays = {name: np.asarray(getattr(episodes.indices, name)) for name in POSITIONS}
+    found = {
+        "accuracy": metrics.episode_accuracy(scores.probabilities, scores.labels),
+        "nll": metrics.episode_nll(scores.probabilities, scores.labels),
+        "brier": metrics.episode_brier(scores.probabilities, scores.labels),
+        "code": scores.codes,
+    }
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays, **found, images_crc32=np.int64(checksum(dataset)))
+    replace_bytes(path, file.getvalue())
+
+
+def read(path: Path) -> EpisodeList:
+    """The episodes of a file. Raises DataError for a file that is missing, damaged or holds something else."""
+    try:
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return EpisodeList({name: file[name] for name in POSITIONS}, int(file["images_crc32"]))
+    except DAMAGE as error:
+        raise DataError(f"expected a file of episodes written by --episodes-file, got {path} ({error})") from error
+
+
+def shape_of(listed: EpisodeList) -> Shape:
+    """Way, shot and queries a class. Raises DataError unless all episodes and classes have as many."""
+    labels = [np.sort(listed.arrays[name], axis=1) for name in ("y_support", "y_query")]
+    way = int(labels[0].max()) + 1
+    shot, query = (one.shape[1] // way for one in labels)
+    if any((one != np.repeat(np.arange(way), count)).any() for one, count in zip(labels, (shot, query), strict=True)):
+        raise DataError("expected episodes with as many images of every class, got others; write them again")
+    return Shape(way, shot, query)
+
+
+def episodes_of(listed: EpisodeList, seed: int, dataset: Dataset) -> Episodes:
+    """The episodes with the inference keys of a seed. Raises DataError unless the images are those of the file."""
+    if listed.checksum != checksum(dataset):
+        raise DataError(
+            "expected the images that the file of episodes was written for, got others; choose its data set"
+        )
+    shape, count = shape_of(listed), len(listed.arrays["x_support"])
+    drawn = draw_episodes(seed, "test", dataset, shape, count)
+    arrays = {name: jnp.asarray(array) for name, array in listed.arrays.items()}
+    return Episodes(shape, drawn.indices._replace(**arrays), drawn.keys)
+
+
+def checksum(dataset: Dataset) -> int:
+    """CRC-32 of the bytes of all images."""
+    return zlib.crc32(np.asarray(dataset.images).tobytes())

@@ -1,0 +1,44 @@
+"""Bayesian few-shot learning: the public names, each imported when it is first asked for.
+
+The folders models, inference, learners, evaluation, training, tasks and runners of the repository are sub-packages of
+this one: `fewshot.models` and so on. In a checkout that is not installed they are found beside this folder.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+_CHECKOUT = Path(__file__).resolve().parent.parent
+if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "inference").is_dir():
+    __path__.append(str(_CHECKOUT))
+
+_HOMES = {
+    "models": ("Softmax", "LogisticSoftmax", "OneVsEach", "LabelRegression", "LIKELIHOODS", "KERNELS", "BACKBONES"),
+    "models.deep_kernel": ("DeepKernel",),
+    "models.process": ("LatentProcess",),
+    "models.generative": ("classification_model", "augmented_model"),
+    "inference": ("INFERENCE", "OBJECTIVES", "HYPERGRADIENTS"),
+    "inference.inner": ("cvi", "cavi", "gibbs", "laplace", "exact", "gradient", "fit", "run", "settle"),
+    "inference.predictive": ("predict", "temper"),
+    "inference.diagnostics": ("to_arviz",),
+    "inference.conformance": ("check_likelihood",),
+    "learners": ("LEARNERS", "GaussianProcess", "Learner", "NearestNeighbour", "Prediction", "solve"),
+    "tasks": ("load", "sample_task"),
+    "training.run": ("Run", "load_run"),
+    "classifier": ("FewShotClassifier", "FittedClassifier", "InferenceFailedError"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,199 @@
+"""The Gaussian-process classifier with a deep kernel: a network, a latent process, a likelihood, an inference.
+
+Training is by one of the objectives of METHODS 4; the network is evaluated once a step, on all images of all tasks.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from fewshot.inference.inner.base import Code, InferenceKernel, Mask, settle
+from fewshot.inference.outer.hypergradients import HyperGradient, sites
+from fewshot.inference.outer.loss import ForEach, Outcome, Reduction
+from fewshot.inference.outer.objectives import EmbeddedTask, Inner, Objective, TaskOutcome, check_combination, elbo
+from fewshot.inference.predictive import predict
+from fewshot.learners.base import Images, Learner, Prediction, categorical
+from fewshot.models.deep_kernel import DeepKernel
+from fewshot.models.expectations import MonteCarlo
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.kernels import Hyper
+from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.process import LatentProcess
+
+
+@runtime_checkable
+class LabelledTasks(Protocol):
+    """What the loss needs of sampled tasks: images [T, N, H, W, Ch] and labels [T, N], support and query."""
+
+    x_support: Array
+    y_support: Array
+    x_query: Array
+    y_query: Array
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["x", "posterior", "present"], meta_fields=["classes"])
+@dataclass(frozen=True)
+class Conditioned:
+    """The process given a task: labelled features [N, D], the posterior of f, which classes are real (None: all)."""
+
+    x: Float[Array, "N D"]
+    posterior: Any
+    present: Bool[Array, " C"] | None
+    classes: int
+
+
+class GaussianProcess(Learner):
+    """A deep-kernel Gaussian-process classifier.
+
+    make_inference(likelihood) -> inference kernel, so that a learned parameter of the likelihood reaches it. objective,
+    hypergradient and inner_steps are those of training; classes is the number of a training task's. Raises ValueError
+    for combinations that make no sense (`check_combination`), TypeError for a likelihood that the inference cannot use.
+    """
+
+    diagnostics: ClassVar[Mapping[str, Reduction]] = {
+        "residual": Reduction.MAX,  # of the inner loop's last step: the largest of the tasks
+        "failures": Reduction.SUM,  # tasks whose code is not OK
+        "clipped": Reduction.SUM,  # site precisions that were set to 0 in the last inner step
+    }
+
+    def __init__(
+        self,
+        deep_kernel: DeepKernel,
+        likelihood: Likelihood,
+        make_inference: Callable[[Likelihood], InferenceKernel],
+        *,
+        objective: Objective = elbo,
+        hypergradient: HyperGradient = sites,
+        inner_steps: int = 10,
+    ):
+        check_combination(make_inference(likelihood), objective, hypergradient)
+        self.deep_kernel, self.make_inference = deep_kernel, make_inference
+        self.objective, self.hypergradient, self.inner_steps = objective, hypergradient, inner_steps
+        self.start = nnx.static(likelihood)
+        values = likelihood.parameters()
+        self.likelihood_parameters = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in values.items()})
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self.deep_kernel.backbone.image_shape
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood at its learned parameters."""
+        return self.start.with_parameters(self._learned())
+
+    @property
+    def inference(self) -> InferenceKernel:
+        """The inference kernel at the learned likelihood."""
+        return self.make_inference(self.likelihood)
+
+    def _learned(self) -> dict[str, Array]:
+        return {name: self.likelihood_parameters[name][...] for name in self.start.parameters()}
+
+    def prior(self, x: Images, classes: int | None = None) -> GaussianPrior:
+        """Prior of the latents at images x [N, H, W, Ch]; the classes of a training task unless told otherwise."""
+        return self.deep_kernel.prior(x, classes)
+
+    def query(self, x_support: Images, x_query: Images, classes: int | None = None) -> Query:
+        """Query of (G7) from images x_support [N, H, W, Ch] to x_query [Q, H, W, Ch]."""
+        return self.deep_kernel.query(x_support, x_query, classes)
+
+    def embed(self, images: Images) -> Float[Array, "N D"]:
+        """Features [N, D] in evaluation mode."""
+        return self.deep_kernel.features(images)
+
+    def fit(
+        self,
+        key: Key[Array, ""],
+        support: Float[Array, "N D"],
+        y: Int[Array, " N"],
+        classes: int,
+        mask: Mask | None = None,
+    ) -> tuple[Conditioned, Int[Array, ""]]:
+        """The posterior given labelled features, by an inference that is run to a tolerance."""
+        algorithm, prior = self.inference, self.deep_kernel.process().prior(support, classes)
+        state, code = settle(key, algorithm, prior, y, mask)
+        present = None if mask is None else mask.classes
+        return Conditioned(support, algorithm.posterior(state, prior), present, classes), code
+
+    def predict(self, key: Key[Array, ""], state: Conditioned, query: Float[Array, "Q D"]) -> Prediction:
+        """Class probabilities (G7, then the likelihood); draws are shared, so no query depends on another."""
+        new = self.latent_query(state, query)
+        return categorical(predict(key, self.likelihood, state.posterior, new, state.present))
+
+    def latent_query(self, state: Conditioned, query: Float[Array, "Q D"]) -> Query:
+        """(G7) from the labelled features of a state to others [Q, D]."""
+        return self.deep_kernel.process().query(state.x, query, state.classes)
+
+    def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
+        """The objective, in nats, of tasks that share one pass of the network; batch statistics are those of a task."""
+        features = self.deep_kernel(jnp.concatenate([tasks.x_support, tasks.x_query], axis=1), train=True)
+        process, likelihood = self.deep_kernel.process(), self.start.with_parameters(self._learned())
+        found = for_each(lambda *task: self._task(process, likelihood, *task))(keys, features, tasks)
+        diagnostics = {
+            "residual": jnp.max(found.info.residual),
+            "failures": jnp.sum(found.info.code != Code.OK),
+            "clipped": jnp.sum(found.info.clipped),
+        }
+        return Outcome(jnp.mean(found.value), jnp.asarray(found.points)[0], diagnostics)
+
+    def _task(
+        self, process: LatentProcess, likelihood: Likelihood, key: Array, features: Array, task: LabelledTasks
+    ) -> TaskOutcome:
+        shots = task.y_support.shape[0]
+        labelled = EmbeddedTask(features[:shots], task.y_support, features[shots:], task.y_query)
+        classes = self.deep_kernel.number_of(None)
+        inner = Inner(self.make_inference(likelihood), self.inner_steps, self.hypergradient, classes)
+        return self.objective(key, inner, likelihood, process, labelled)
+
+    def hyperparameters(self) -> Hyper:
+        """Those of the kernel, the prior mean, and those of the likelihood."""
+        return {**self.deep_kernel.hyperparameters(), **self._learned()}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        """One weakly informative prior for each, about where the learning begins."""
+        return {**self.deep_kernel.priors(), **self.start.priors()}
+
+    def report(self) -> dict[str, float]:
+        """Hyper-parameters, the output scale, and the prior's pull on it (d log p / d log s2)."""
+        values: dict[str, Any] = self.deep_kernel.hyperparameters() | dict(self.likelihood.parameters())
+        pull = _prior_pull(self.deep_kernel.kernel, values["log_scale"])
+        plain = {name: float(value) for name, value in values.items()}
+        return plain | {"scale": math.exp(plain["log_scale"]), "prior_pull": float(pull)}
+
+    def observe(self, tasks: LabelledTasks) -> None:
+        """One pass of the network in training mode."""
+        self.deep_kernel(jnp.concatenate([tasks.x_support, tasks.x_query], axis=1), train=True)
+
+    def with_draws(self, draws: int) -> "GaussianProcess":
+        """The learner with as many draws in inference and in prediction, where these are Monte-Carlo expectations."""
+        make: Any = self.make_inference
+        likelihood: Any = self.start
+        if "expectation" in inspect.signature(make).parameters:
+            make = partial(make, expectation=MonteCarlo(draws))
+        if hasattr(likelihood, "prediction_draws"):
+            likelihood = replace(likelihood, prediction_draws=draws)
+        changed = GaussianProcess(
+            self.deep_kernel,
+            likelihood,
+            make,
+            objective=self.objective,
+            hypergradient=self.hypergradient,
+            inner_steps=self.inner_steps,
+        )
+        changed.likelihood_parameters = self.likelihood_parameters
+        return changed
+
+
+@partial(jax.jit, static_argnums=0)
+def _prior_pull(kernel: Any, log_scale: Array) -> Array:
+    return jax.grad(kernel.priors()["log_scale"].log_prob)(log_scale)

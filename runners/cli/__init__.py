@@ -1,0 +1,1 @@
+"""Command lines: flags, the console, how a program is started."""

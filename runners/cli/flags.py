@@ -1,0 +1,127 @@
+"""The command line of meta_train.py."""
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fewshot.tasks import NAMES
+from fewshot.training import run_directory
+from fewshot.training.configuration import AUTO, NOT_STORED, REGISTRIES, RunConfig, is_open, resolve
+from fewshot.training.overrides import ConfigError, parse_override
+
+
+def parse(arguments: Sequence[str] | None = None) -> RunConfig:
+    """The command line of meta_train.py. With --resume the flags not given are those of the run folder.
+
+    Raises ConfigError, and RunError if there is no run to resume.
+    """
+    given = vars(_parser().parse_args(arguments))
+    if "set" in given:
+        given["settings"] = dict(parse_override(text) for text in given.pop("set"))
+    config = RunConfig(**given)
+    return _resumed(config, given) if config.resume else config
+
+
+def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
+    path = config.run_dir or resolve(config).run_dir
+    assert path is not None
+    location = {name: getattr(config, name) for name in NOT_STORED} | {"run_dir": path}
+    stored = RunConfig.from_json(run_directory.load(Path(path)).config, **location)
+    # A flag given as auto asks for nothing; a seed of 0 is a seed.
+    asked = {name: value for name, value in given.items() if name == "seed" or not is_open(value)}
+    wanted = {name: value for name, value in asked.items() if name not in NOT_STORED}
+    wanted |= wanted.pop("settings", {})
+    for name, value in wanted.items():
+        kept = stored.settings.get(name) if "." in name else getattr(stored, name)
+        if value != kept:
+            raise ConfigError(
+                f"run folder {path} was trained with {name} {kept}, got {value}; resume it without that, or choose "
+                "another --run-dir"
+            )
+    return stored
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports a bad command line as a ConfigError, without the usage text."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises ConfigError."""
+        raise ConfigError(f"{message}; try --help")
+
+
+def positive(text: str) -> float:
+    """A positive number. Raises ArgumentTypeError."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
+    return number
+
+
+def whole_number(text: str) -> int:
+    """A whole number from 0. Raises ArgumentTypeError."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
+    if int(text) >= 2**63:
+        raise argparse.ArgumentTypeError(f"expected a number below 2^63, got {text}")
+    return int(text)
+
+
+def dataset_name(text: str) -> str:
+    """A data set's name, a PATH in it from the root: a run folder is used from other folders too."""
+    kind, colon, path = text.partition(":")
+    return f"{kind}:{Path(path).expanduser().absolute()}" if colon and path else text
+
+
+def count_or_auto(text: str) -> int:
+    """A whole number from 1, or 0 for auto. Raises ArgumentTypeError."""
+    if text != AUTO and not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, or {AUTO}, got {text!r}")
+    return 0 if text == AUTO else int(text)
+
+
+def check_output(flag: str, path: str | None) -> None:
+    """Raises ConfigError unless a file can be written there, or none is asked for."""
+    if path and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
+        raise ConfigError(f"expected {flag} to be a file in a folder that exists, got {path}; make the folder first")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog="meta_train.py",
+        description="Meta-train a deep-kernel Gaussian-process classifier and test it on classes never seen.",
+        argument_default=argparse.SUPPRESS,  # so that flags given can be told from defaults when resuming
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--dataset", type=dataset_name, metavar="NAME", help=f"{', '.join(NAMES)} (default glyphs, built in)"
+    )
+    for kind, registry in REGISTRIES.items():
+        default = RunConfig.__dataclass_fields__[kind].default
+        parser.add_argument(f"--{kind}", metavar="NAME", help=f"{', '.join(registry)} (default {default})")
+    parser.add_argument("--way", type=int, metavar="C", help="classes of a task (default 5)")
+    parser.add_argument("--shot", type=int, metavar="S", help="labelled images a class (default 1)")
+    parser.add_argument("--query", type=count_or_auto, metavar="Q", help="queries a class in training")
+    parser.add_argument("--episodes", type=count_or_auto, metavar="N", help="training tasks in all")
+    parser.add_argument(
+        "--tasks-per-step", type=int, metavar="T", help="tasks of an optimiser step, shared by all devices (default 1)"
+    )
+    parser.add_argument("--inner-steps", type=count_or_auto, metavar="n", help="inference steps in training")
+    parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="e.g. inference.rho=0.5")
+    parser.add_argument("--seed", type=whole_number, help="of the network, the tasks and the inference (default 0)")
+    parser.add_argument("--run-dir", metavar="DIR", help="default runs/<dataset>-<likelihood>-...")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run folder")
+    parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
+    several = parser.add_argument_group("several processes", "start the same command line in each, numbered from 0")
+    several.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of process 0; auto under Slurm or Open MPI (default $JAX_COORDINATOR_ADDRESS)",
+    )
+    several.add_argument("--processes", type=int, metavar="K", help="how many (default $JAX_NUM_PROCESSES)")
+    several.add_argument("--process-id", type=int, metavar="I", help="of this one (default $JAX_PROCESS_ID)")
+    return parser

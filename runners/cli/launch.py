@@ -1,0 +1,48 @@
+"""How command lines are run: errors in one line, a process tuned for the work. meta_train.py does so for several."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from fewshot.runners.cli import compilation_cache, processor
+from fewshot.runners.cli.console import one_line_errors
+from fewshot.tasks import DataError
+from fewshot.training.checkpoint import CheckpointError
+from fewshot.training.overrides import ConfigError
+from fewshot.training.run_directory import RunError
+
+Config = TypeVar("Config")
+EXPECTED = (ConfigError, DataError, RunError, CheckpointError, OSError)  # the last: a disk that is full, say
+
+
+def launch(
+    parse: Callable[[Sequence[str] | None], Config],
+    main: Callable[[Config], object],
+    arguments: Sequence[str] | None,
+    *others: type[Exception],
+) -> int:
+    """Parse and run. Exit code: 0, or 2 after an error, of those EXPECTED or others, in one line.
+
+    128 + SIGPIPE where nobody reads the output any more, as after `head`, 128 + SIGINT after Ctrl-C.
+    """
+    with one_line_errors(*EXPECTED, *others):
+        config = parse(arguments)
+        compilation_cache.enable()
+        processor.tune()
+        try:
+            main(config)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            return nobody_reads()
+        except KeyboardInterrupt:
+            print("stopped; files written so far are complete", file=sys.stderr)
+            return 128 + signal.SIGINT
+    return 0
+
+
+def nobody_reads() -> int:
+    """The exit code after the output was closed; what Python flushes at its exit goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE

@@ -1,0 +1,27 @@
+"""The console command: `fewshot train|evaluate|predict|diagnose|reproduce` are the programs of runners/."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+PROGRAMS = {
+    "train": "meta_train",
+    "evaluate": "evaluate",
+    "predict": "predict",
+    "diagnose": "diagnose",
+    "reproduce": "reproduce",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a program on the rest of the words. Exit code: that of the program, 2 for a name that is none."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] in (["-h"], ["--help"]):
+        print(f"usage: fewshot {{{','.join(PROGRAMS)}}} ...; fewshot PROGRAM --help lists the flags of one")
+        return 0
+    name = words[0] if words else "nothing"
+    if name not in PROGRAMS:
+        print(f"error: expected one of {', '.join(PROGRAMS)}, got {name}; try fewshot --help", file=sys.stderr)
+        return 2
+    program = importlib.import_module(f"fewshot.runners.{PROGRAMS[name]}")
+    return int(program.command_line(words[1:]))

@@ -1,0 +1,79 @@
+"""The picture of a comparison: what its table says, one line a method, with the published accuracies beside."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fewshot.runners.studies.published import Published
+from fewshot.runners.studies.reporting import new_figure
+
+PANEL, LINE = 3.6, 0.24  # inches: width of a panel, height of a method
+NARROW = 4  # ratio of the ends of an axis up to which it is linear: a logarithmic one may then have a single label
+FILLED, HOLLOW = {"color": "tab:blue"}, {"color": "tab:blue", "markerfacecolor": "white"}
+
+
+def comparison_figure(rows: Sequence[Mapping[str, Any]], published: Sequence[Published]) -> Any:
+    """Accuracy with its 95% interval, NLL and ECE of every row; a line of panels for each number of shots."""
+    shots = sorted({row["shot"] for row in rows})
+    lines = [_Line([row for row in rows if row["shot"] == shot], published, shot) for shot in shots]
+    height = max(LINE * len(line.names) for line in lines) + 1
+    figure, axes = new_figure(len(shots), 3, (PANEL, height), sharey="row")
+    for line, (accuracy, nll, ece) in zip(lines, axes, strict=True):
+        line.accuracy(accuracy)
+        line.before_and_after(nll, "nll", "NLL, nats a query")
+        line.before_and_after(ece, "ece", "ECE")
+    for axis in axes[0, :2]:  # above the panels, where no point can lie
+        axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=7, borderaxespad=0)
+    return figure
+
+
+class _Line:
+    """The panels of one number of shots. Methods go down the page, measured ones first."""
+
+    def __init__(self, rows: Sequence[Mapping[str, Any]], published: Sequence[Published], shot: int) -> None:
+        self.rows, self.shot = rows, shot
+        self.published = [printed for printed in published if shot in printed.accuracy]
+        measured = [row["method"] for row in rows]
+        self.names = list(dict.fromkeys([*measured, *(printed.method for printed in self.published)]))
+        self.heights = [self.names.index(name) for name in measured]
+
+    def accuracy(self, axis: Any) -> None:
+        """Measured accuracy with its interval, and published ones."""
+        values = [100 * row["accuracy"] for row in self.rows]
+        margins = [100 * row["accuracy_ci95"] for row in self.rows]
+        axis.errorbar(values, self.heights, xerr=margins, fmt="o", markersize=4, label="measured", **FILLED)
+        self._as_printed(axis, "accuracy")
+        axis.set_yticks(range(len(self.names)), self.names, fontsize=8)
+        axis.set_ylim(len(self.names) - 0.5, -0.5)
+        axis.grid(axis="y", color="0.9")
+        axis.set_xlabel(f"accuracy, %, {self.shot}-shot")
+
+    def _as_printed(self, axis: Any, metric: str) -> None:
+        """A published metric as diamonds, a colour for each source."""
+        for number, source in enumerate(dict.fromkeys(printed.source for printed in self.published)):
+            cells = {one.method: getattr(one, metric) for one in self.published if one.source == source}
+            shown = {
+                self.names.index(name): float(by_shot[self.shot])
+                for name, by_shot in cells.items()
+                if self.shot in by_shot
+            }
+            style = {"markersize": 4, "markerfacecolor": "white", "color": f"C{number + 1}"}
+            axis.plot(list(shown.values()), list(shown), "D", label=source, **style)
+
+    def before_and_after(self, axis: Any, metric: str, label: str) -> None:
+        """A metric at the run's temperature, and raw; published ECEs as diamonds."""
+        from matplotlib.ticker import LogLocator
+
+        axis.plot([row["raw"][metric] for row in self.rows], self.heights, "o", markersize=4, label="raw", **HOLLOW)
+        values = [row[metric] for row in self.rows]
+        axis.plot(values, self.heights, "o", markersize=4, label="at the run's temperature", **FILLED)
+        if metric == "ece":
+            self._as_printed(axis, metric)
+        axis.grid(axis="y", color="0.9")
+        low, high = axis.get_xlim()
+        if high > NARROW * low:  # raw values can be tens of times the others
+            axis.set_xscale("log")
+            low, high = axis.get_xlim()
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,)))  # no labels touch
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
+        axis.set_xlabel(f"{label}, {self.shot}-shot")

@@ -1,0 +1,1 @@
+"""How a run comes about: configuration, defaults, the loop, the run folder, checkpoints, temperatures."""

@@ -1,0 +1,252 @@
+"""The configuration of a run: the flags of meta_train.py, their checks, and what `auto` becomes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fewshot import inference, learners, models
+from fewshot.learners import TrainsOn
+from fewshot.models.deep_kernel import starting_values
+from fewshot.tasks.augmentation import AUGMENTATIONS
+from fewshot.training import defaults, run_directory
+from fewshot.training.overrides import ConfigError, Override, check_overrides, converted
+
+AUTO = "auto"
+TRAINING, HELD_OUT = "training", "held-out"  # classes
+GAUSSIAN_PROCESS = "gaussian-process"
+REGISTRIES: dict[str, Mapping[str, Callable]] = {
+    "learner": learners.LEARNERS,
+    "likelihood": models.LIKELIHOODS,
+    "inference": inference.INFERENCE,
+    "objective": inference.OBJECTIVES,
+    "hypergradient": inference.HYPERGRADIENTS,
+    "kernel": models.KERNELS,
+    "backbone": models.BACKBONES,
+}
+# The parts of a Gaussian process, which other learners do not have.
+OF_GAUSSIAN_PROCESS = ("likelihood", "inference", "objective", "hypergradient", "kernel", "inner_steps")
+# Where a run lives and how it is started are no part of what it computes.
+NOT_STORED = {"run_dir", "resume", "data_root", "coordinator", "processes", "process_id"}
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Fields of `--set trainer.*`: the optimiser, and how often a run is looked at.
+
+    validate_every: optimiser steps, 0 for a twentieth of the run but at least 250. *_episodes: sizes of the fixed sets
+    of episodes; temperature_classes: training classes that the temperature is fitted on, at most; temperature_from:
+    which, "training" for any, "held-out" for a fifth of them that no step is taken on, so that they are as new to the
+    network as those of a user. augment: random changes of the training images, one of
+    `tasks.augmentation.AUGMENTATIONS`. clip_norm: the largest global norm of a gradient; longer ones are
+    scaled down to it (the loss is in nats an image).
+    steps_per_dispatch: optimiser steps that run as one program, 0 for 1 on CPU and up to 50 elsewhere; numbers differ
+    by rounding only.
+    """
+
+    learning_rate: float = 2e-3
+    kernel_learning_rate: float = 1e-2
+    schedule: str = "cosine"
+    clip_norm: float = 20.0
+    augment: str = AUTO
+    log_every: int = 50
+    validate_every: int = 0
+    validation_episodes: int = 600
+    temperature_episodes: int = 600
+    temperature_classes: int = 200
+    temperature_from: str = TRAINING
+    test_episodes: int = 600
+    steps_per_dispatch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in ("constant", "cosine"):
+            raise ConfigError(f"trainer.schedule must be constant or cosine, got {self.schedule!r}")
+        if self.augment not in (AUTO, *AUGMENTATIONS):
+            raise ConfigError(f"trainer.augment must be one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
+        if self.temperature_from not in (TRAINING, HELD_OUT):
+            raise ConfigError(f"trainer.temperature_from must be training or held-out, got {self.temperature_from!r}")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name in ("validate_every", "steps_per_dispatch"):
+                if value < 0:
+                    raise ConfigError(f"trainer.{entry.name} must be at least 0, got {value}")
+            elif not isinstance(value, str) and not value > 0:
+                raise ConfigError(f"trainer.{entry.name} must be positive, got {value}")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """The flags of meta_train.py. "auto" and 0 are decided by `resolve`, query by the data.
+
+    settings: values of `--set` by their dotted names. chosen: the fields that were decided automatically.
+    """
+
+    dataset: str = "glyphs"
+    learner: str = GAUSSIAN_PROCESS
+    likelihood: str = "softmax"
+    inference: str = AUTO
+    objective: str = AUTO
+    hypergradient: str = AUTO
+    kernel: str = AUTO
+    backbone: str = "conv4"
+    way: int = 5
+    shot: int = 1
+    query: int = 0
+    episodes: int = 0
+    tasks_per_step: int = 1
+    inner_steps: int = 0
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    run_dir: str | None = None
+    resume: bool = False
+    data_root: str | None = None
+    coordinator: str | None = None
+    processes: int | None = None
+    process_id: int | None = None
+    chosen: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the run."""
+        return -(-self.episodes // self.tasks_per_step)
+
+    @property
+    def trainer(self) -> TrainerSettings:
+        """The settings of `--set trainer.*`."""
+        return TrainerSettings(**converted(self.overrides("trainer"), Override.of(TrainerSettings)))
+
+    def overrides(self, group: str) -> dict[str, Any]:
+        """The settings `group.name` by name."""
+        return {name.split(".", 1)[1]: value for name, value in self.settings.items() if name.startswith(group + ".")}
+
+    def to_json(self) -> dict[str, Any]:
+        """What config.json holds."""
+        return {name: value for name, value in asdict(self).items() if name not in NOT_STORED}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], **location: Any) -> "RunConfig":
+        """The configuration of a run folder. Raises ConfigError for fields that are missing or not known."""
+        known = {entry.name for entry in fields(cls)} - NOT_STORED
+        stored = {"learner": GAUSSIAN_PROCESS, **stored}  # the only one of schema version 1
+        wrong = known ^ (stored.keys() - {"image_shape", "environment", "classes", "training_classes"})
+        if wrong:
+            names = ", ".join(sorted(wrong))
+            raise ConfigError(
+                f"expected config.json with the fields of this version, got others ({names}); train again"
+            )
+        # Runs from before random changes of training images had none, and one prior for all likelihoods.
+        settings = {"trainer.augment": "none", **stored["settings"]}
+        if stored["learner"] == GAUSSIAN_PROCESS:
+            settings = {"kernel.prior_scale": 30.0, **settings}
+        decided = {"chosen": tuple(stored["chosen"]), "settings": settings}
+        return cls(**{name: stored[name] for name in known} | decided, **location)
+
+
+def begun(asked: RunConfig, path: Path) -> RunConfig:
+    """The stored configuration of a run that one of several goes on with. Raises ConfigError if it is another's."""
+    location = {"run_dir": str(path), "resume": True, "data_root": asked.data_root}
+    stored = RunConfig.from_json(run_directory.load(path).config, **location)
+    for name in ("dataset", "episodes", "seed", "way", "shot"):
+        held, wanted = getattr(stored, name), getattr(asked, name)
+        if held != wanted:
+            raise ConfigError(f"{path} was trained with {name} {held}, got {wanted}; choose another --out")
+    return stored
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """Check all names and numbers and replace `auto`; `query` stays 0 until the data are known.
+
+    Raises ConfigError.
+    """
+    for kind in REGISTRIES:
+        _check_name(kind, getattr(config, kind))
+    decided = _decided(config)
+    open_fields = {name: value for name, value in decided.items() if is_open(getattr(config, name))}
+    config = replace(config, **open_fields, chosen=config.chosen + tuple(open_fields))
+    learns = trains_on(config) is not TrainsOn.NOTHING
+    least_inner = int(config.learner == GAUSSIAN_PROCESS)
+    limits = {"episodes": int(learns), "tasks_per_step": 1, "inner_steps": least_inner, "query": 0, "seed": 0}
+    for name, least in limits.items():
+        if getattr(config, name) < least:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
+    check_overrides(config.settings, override_targets(config))
+    # All of the trainer's settings are stored: a later version with other defaults resumes a run as it began.
+    trainer = {f"trainer.{name}": value for name, value in asdict(config.trainer).items()}
+    settings = {**config.settings, **trainer}
+    if settings["trainer.augment"] == AUTO:
+        settings["trainer.augment"] = defaults.choose(defaults.AUGMENT, config.dataset)
+    if config.learner == GAUSSIAN_PROCESS:
+        settings = {"kernel.prior_scale": defaults.choose(defaults.PRIOR_SCALE, config.likelihood), **settings}
+    return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))
+
+
+def _decided(config: RunConfig) -> dict[str, Any]:
+    """What the choices that are left open become. Raises ConfigError for parts that the learner does not have."""
+    if config.learner != GAUSSIAN_PROCESS:
+        for name in OF_GAUSSIAN_PROCESS:
+            if getattr(config, name) != RunConfig.__dataclass_fields__[name].default:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} belongs to the learner {GAUSSIAN_PROCESS}, got it with {config.learner}")
+        learns = trains_on(config) is not TrainsOn.NOTHING
+        return {"episodes": defaults.choose(defaults.EPISODES, config.dataset)} if learns else {}
+    inference_name = config.inference
+    if is_open(inference_name):
+        inference_name = defaults.choose(defaults.INFERENCE, config.likelihood)
+    return {
+        "inference": inference_name,
+        "objective": defaults.choose(defaults.OBJECTIVE, inference_name),
+        "hypergradient": defaults.choose(defaults.HYPERGRADIENT, inference_name),
+        "kernel": defaults.choose(defaults.KERNEL, config.dataset),
+        "episodes": defaults.choose(defaults.EPISODES, config.dataset),
+        "inner_steps": defaults.choose(defaults.INNER_STEPS, inference_name),
+    }
+
+
+def trains_on(config: RunConfig) -> TrainsOn:
+    """What one optimiser step of the run sees."""
+    return learners.LEARNERS[config.learner].traits.trains_on
+
+
+def override_targets(config: RunConfig) -> dict[str, list[Override]]:
+    """What `--set` may name: per group the constructors and the starting values that take part in this run."""
+    shared = {
+        "backbone": Override.of(models.BACKBONES[config.backbone]),
+        "trainer": Override.of(TrainerSettings),
+    }
+    if config.learner != GAUSSIAN_PROCESS:
+        return {"learner": Override.of(learners.LEARNERS[config.learner]), **shared}
+    kernel = models.KERNELS[config.kernel]
+    values = starting_values(kernel(), prior_mean(config))
+    starts = [Override(name, float, value) for name, value in values.items()]
+    return {
+        "inference": Override.of(inference.INFERENCE[config.inference]),
+        "likelihood": Override.of(models.LIKELIHOODS[config.likelihood]),
+        "kernel": Override.of(kernel) + starts,
+        **shared,
+    }
+
+
+def prior_mean(config: RunConfig) -> float | None:
+    """Where the learned prior mean of the latents starts; None where the likelihood knows differences only."""
+    return models.LIKELIHOODS[config.likelihood]().prior_mean
+
+
+def default_run_dir(config: RunConfig) -> str:
+    """runs/<dataset>-<likelihood>-<inference>-<way>way-<shot>shot-<seed>; another learner's name; of a PATH its end."""
+    kind, colon, path = config.dataset.partition(":")
+    named = f"{kind}-{Path(path).stem}" if colon else config.dataset
+    dataset = "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in named)
+    own = f"{config.likelihood}-{config.inference}" if config.learner == GAUSSIAN_PROCESS else config.learner
+    return f"runs/{dataset}-{own}-{config.way}way-{config.shot}shot-{config.seed}"
+
+
+def is_open(value: Any) -> bool:
+    """Left for `resolve` to decide."""
+    return value in (AUTO, 0)
+
+
+def _check_name(kind: str, name: str) -> None:
+    registry = REGISTRIES[kind]
+    if name in registry or (name == AUTO and RunConfig.__dataclass_fields__[kind].default == AUTO):
+        return
+    raise ConfigError(f"expected a known {kind}, got {name!r}; known: {', '.join(registry)}")

@@ -1,0 +1,29 @@
+"""What `auto` stands for: one table for all choices that a command line may leave open.
+
+Chosen by measured validation accuracy and NLL. Keys are the choice that an entry depends on; where a key is missing the
+entry under None is used.
+"""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from fewshot.models.kernels import SCALE
+
+Value = TypeVar("Value")
+Table = Mapping[str | None, Value]
+
+INFERENCE: Table[str] = {"gaussian": "exact", None: "cvi"}  # by likelihood
+OBJECTIVE: Table[str] = {"gibbs": "predictive", None: "elbo"}  # by inference
+HYPERGRADIENT: Table[str] = {"gradient": "unroll", None: "sites"}  # by inference
+KERNEL: Table[str] = {None: "rbf"}  # by data set: near the top in accuracy and NLL
+PRIOR_SCALE: Table[float] = {"gaussian": 1.0, None: SCALE}  # by likelihood: regressed labels are -1 and 1
+INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, "gibbs": 5, None: 10}  # by inference
+AUGMENT: Table[str] = {"omniglot-emnist": "handwriting", None: "none"}  # by data set
+EPISODES: Table[int] = {"glyphs": 800, None: 8_000}  # by data set
+
+TRAINING_QUERIES = 16  # a class: this many, or what the smallest class has left
+
+
+def choose(table: Table[Value], key: str) -> Value:
+    """The entry of a key, else the one under None."""
+    return table.get(key, table[None])

@@ -1,0 +1,264 @@
+"""The training loop: steps, log rows, validation, the best weights, checkpoints, and a clean end when interrupted.
+
+Everything it computes is a function of the configuration. A checkpoint holds the state and the log of the steps since
+the last row, so a resumed run writes the same numbers as one that was never stopped; "best" is read off the rows.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fewshot.evaluation import metrics
+from fewshot.evaluation.scoring import Scores
+from fewshot.evaluation.text import format_bytes, format_percent, format_seconds
+from fewshot.inference.outer.loss import StepLog
+from fewshot.inference.outer.svi import Trainer
+from fewshot.learners import Learner
+from fewshot.training import checkpoint, processes
+from fewshot.training.configuration import RunConfig
+from fewshot.training.interruption import Interrupted
+from fewshot.training.log import columns, steps_of, summary, table
+from fewshot.training.progress import Progress
+from fewshot.training.run import Run, export
+from fewshot.training.run_directory import DivergedError, RunDirectory, RunError
+
+WALL_CLOCK = ("seconds", "episodes_per_second")
+_TIMED_DISPATCHES = 2
+_AHEAD = 4  # steps that wait in the queue: enough to keep the device busy, few enough to stop at once
+_TOGETHER = 50  # steps of one dispatch where Python would be in the way
+_AGREE_EVERY = 10  # dispatches, where several processes must hear of a signal to one of them
+
+
+@dataclass
+class Training:
+    """The loop of a run. `validate` scores a learner on fixed validation episodes, `calibrate` fits its temperature."""
+
+    start: Run
+    trainer: Trainer
+    directory: RunDirectory
+    validate: Callable[[Learner], Scores]
+    calibrate: Callable[[Learner], float]
+    progress: Progress
+    state: Any = None
+    step: int = 0
+    best: float = -math.inf
+    failures: int = 0
+    seconds: float = 0.0
+    clock: float = 0.0
+    window: list[StepLog] = field(default_factory=list)
+    programs: dict[int, Callable] = field(default_factory=dict)
+    asked: int = 0
+    shown: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> int | None:
+        """Train to the end; the number of the signal if one came before. Raises RunError on a loss not finite."""
+        self.clock = time.perf_counter()
+        started_anew = self._restore()
+        steps, settings = self.config.steps, self.config.trainer
+        if self.step < steps:
+            self._estimate()
+        stopped_by = 0
+        with Interrupted() as interrupted:
+            if started_anew:
+                self._row(validated=True)
+                self._save()
+            while self.step < steps and not (stopped_by := self._agreed(interrupted.signal)):
+                self._advance(self._next_count())
+                validated = self.step % self._interval == 0 or self.step == steps
+                if validated or self.step % settings.log_every == 0:
+                    self._row(validated)
+                if validated:
+                    self._save()
+            if stopped_by:
+                self._check_finite()
+                self._save()
+        self.progress.close()
+        return stopped_by or None
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run."""
+        return self.start.config
+
+    def current(self) -> Run:
+        """The run with the current parameters."""
+        return replace(self.start, learner=self.trainer.module(self.state))
+
+    def _restore(self) -> bool:
+        """State of the newest checkpoint, with the metrics cut back to its step; True if there is none."""
+        self.state = self.trainer.init()
+        restored = self.directory.restore_checkpoint(self._checkpoint())
+        if restored is None and any(record["step"] > 0 for record in self.directory.read_metrics()):
+            raise RunError(
+                f"{self.directory.path} was trained and has no checkpoints to go on from; test it with evaluate.py, "
+                "or choose another folder to train anew"
+            )
+        self.directory.cut_metrics(-1 if restored is None else restored[0])
+        processes.wait_for_all("all have read the newest checkpoint")  # before the first writes the next
+        if restored is None:
+            return True
+        self.step, held = restored
+        self.state = held["state"]
+        records = [record for record in self.directory.read_metrics() if record["step"] <= self.step]
+        last = records[-1] if records else {"step": -1}
+        if not 0 <= self.step - last["step"] < len(held["window"]):
+            raise RunError(
+                f"{self.directory.metrics} ends at step {last['step']}, the newest checkpoint is of step {self.step}; "
+                f"remove {self.directory.path} to start over"
+            )
+        self.window = steps_of(held["window"][: self.step - last["step"]], self.start.learner.diagnostics)
+        self.seconds = last["seconds"]
+        self.failures = sum(record.get("failures", 0) for record in records)
+        validated = [record["validation_accuracy"] for record in records if "validation_accuracy" in record]
+        self.best = max(validated)
+        self.progress.first = self.step * self.config.tasks_per_step
+        self.progress.message(f"resumed after step {self.step:,} of {self.config.steps:,}")
+        return False
+
+    def _checkpoint(self) -> dict[str, Any]:
+        names = columns(self.start.learner.diagnostics)
+        rows = np.zeros((self.config.trainer.log_every, len(names)))
+        if self.window:
+            logged = table(self.window, self.start.learner.diagnostics)
+            rows[: len(logged)] = logged
+        return {"state": self.state, "window": rows}
+
+    def _save(self) -> None:
+        self.directory.save_checkpoint(self.step, self._checkpoint())
+
+    @property
+    def _interval(self) -> int:
+        """Steps from one validation to the next."""
+        return self.config.trainer.validate_every or max(self.config.steps // 20, 250)
+
+    @property
+    def _together(self) -> int:
+        """Steps of one dispatch where no row comes in between: XLA runs convolutions in loops slowly on CPU alone."""
+        settings = self.config.trainer
+        usual = 1 if jax.default_backend() == "cpu" else min(_TOGETHER, settings.log_every)
+        return settings.steps_per_dispatch or usual
+
+    def _next_count(self) -> int:
+        """Steps of the next dispatch."""
+        periods = (self.config.trainer.log_every, self._interval)
+        return dispatch_size(self.step, self._together, periods, self.config.steps)
+
+    def _program(self, count: int) -> Callable:
+        """The compiled program of that many steps."""
+        if count not in self.programs:
+            step = self.trainer.step
+            compiled = step.lower(self.state, 0, None if count == 1 else count).compile()
+            self.programs[count] = compiled
+        return self.programs[count]
+
+    def _estimate(self) -> None:
+        """Compile, and time the compiled program on a copy of the state, so that the estimate comes before the run."""
+        count, start = self._next_count(), time.perf_counter()
+        compiled, sampler = self._program(count), self.trainer.step.sampler
+        compilation = time.perf_counter() - start
+        copy, _ = jax.block_until_ready(compiled(jax.tree.map(jnp.copy, self.state), 0, sampler))
+        start = time.perf_counter()
+        for _ in range(_TIMED_DISPATCHES):
+            copy, _ = compiled(copy, 0, sampler)
+        jax.block_until_ready(copy)
+        seconds = (time.perf_counter() - start) / _TIMED_DISPATCHES / count
+        left = (self.config.steps - self.step) * seconds
+        self.progress.message(
+            f"a step takes {1e3 * seconds:.3g} ms and {format_bytes(_bytes(compiled))} of memory: "
+            f"about {format_seconds(left)} of training, validation not counted; "
+            f"compiled in {format_seconds(compilation)}"
+        )
+
+    def _advance(self, count: int) -> None:
+        """One dispatch of `count` steps, without waiting for it; few enough are under way that it can stop soon."""
+        self.state, log = self._program(count)(self.state, self.step, self.trainer.step.sampler)
+        self.step += count
+        self.window.append(log)
+        ahead = max(1, _AHEAD // count)
+        if len(self.window) > ahead:
+            jax.block_until_ready(self.window[-1 - ahead].loss)
+            done = self.step - ahead * count
+            self.progress.update(done * self.config.tasks_per_step, self.shown)
+
+    def _agreed(self, received: int | None) -> int:
+        """The signal to stop at now, 0 for none. Several processes ask each other, at the same steps."""
+        if jax.process_count() == 1:
+            return received or 0
+        self.asked += 1
+        return processes.largest(received or 0) if self.asked % _AGREE_EVERY == 0 else 0
+
+    def _check_finite(self) -> None:
+        """Raises DivergedError on a loss that is not finite."""
+        rows = steps_of(table(self.window, self.start.learner.diagnostics), self.start.learner.diagnostics)
+        for number, row in enumerate(rows, self.step - len(rows) + 1):
+            if not np.isfinite(row.loss):
+                failed = int(row.diagnostics.get("failures", 0))
+                kept = checkpoint.steps(self.directory.checkpoints)
+                last = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
+                raise DivergedError(
+                    f"the loss of step {number} is {row.loss} ({failed} tasks failed in it); {last}; "
+                    "try a smaller trainer.learning_rate or more --inner-steps"
+                )
+
+    def _row(self, validated: bool) -> None:
+        """Write one row of metrics: the steps since the last row, and, where `validated`, the model's scores."""
+        self._check_finite()
+        run, how = self.current(), self.start.learner.diagnostics
+        episodes = len(table(self.window, how)) * run.config.tasks_per_step
+        values: dict[str, Any] = {"episodes": self.step * run.config.tasks_per_step}
+        values |= summary(self.window, how) | run.learner.report()
+        trained = time.perf_counter() - self.clock
+        if validated:
+            values |= self._validate(run)
+        now = time.perf_counter()
+        self.seconds, self.clock = self.seconds + now - self.clock, now
+        values |= {"episodes_per_second": episodes / trained, "seconds": self.seconds}
+        self.failures += values.get("failures", 0)
+        self.window = []
+        self.directory.append_metrics(self.step, values)
+        self._show(values)
+
+    def _validate(self, run: Run) -> dict[str, float]:
+        """Scores on the validation episodes; the best weights so far are exported with their temperature."""
+        scores = self.validate(run.learner)
+        accuracy = metrics.accuracy(scores.probabilities, scores.labels)
+        values = {
+            "validation_accuracy": accuracy,
+            "validation_nll": metrics.nll(scores.probabilities, scores.labels),
+            "validation_failures": sum(scores.failures().values()),
+        }
+        if accuracy > self.best:
+            self.best = accuracy
+            run = replace(run, temperature=self.calibrate(run.learner))
+            export(self.directory, run, self.step)
+            values["temperature"] = run.temperature
+        return values
+
+    def _show(self, values: Mapping[str, Any]) -> None:
+        texts = {"loss": "{:.3f}", "scale": "{:.3g}", "prior_pull": "{:+.2g}", "failures": "{}"}
+        shown = {name: text.format(values[name]) for name, text in texts.items() if values.get(name)}
+        if "validation_accuracy" in values:
+            shown["validation"] = format_percent(values["validation_accuracy"])
+        self.shown |= shown
+        self.progress.update(values["episodes"], self.shown)
+
+
+def dispatch_size(step: int, together: int, periods: tuple[int, ...], last: int) -> int:
+    """`together` steps, or one where a row (at the multiples of each period) or the end comes before.
+
+    A function of the step and the settings alone: a resumed run repeats the programs of one that was never stopped.
+    """
+    row = min((step // period + 1) * period for period in periods)
+    return together if step + together <= min(row, last) else 1
+
+
+def _bytes(compiled: Any) -> int:
+    analysis = compiled.memory_analysis()
+    sizes = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
+    return sum(getattr(analysis, size, 0) for size in sizes)

@@ -1,0 +1,113 @@
+"""`--set group.name=value`: which names exist is read off the constructors, so nothing is listed twice."""
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fewshot.models.expectations import Exact, ExpectationRule, MonteCarlo
+
+
+class ConfigError(ValueError):
+    """A command line that cannot be used; the message is one line."""
+
+
+class Override(NamedTuple):
+    """One thing that `--set` can change: its name, the type it accepts and its default."""
+
+    name: str
+    kind: Any
+    default: Any
+
+    @classmethod
+    def of(cls, constructor: Callable) -> list["Override"]:
+        """The optional arguments of a constructor that a command line can write down."""
+        # A class's own signature can be hidden by its metaclass (Flax modules).
+        function = constructor.__init__ if isinstance(constructor, type) else constructor  # type: ignore[misc]
+        parameters = inspect.signature(function).parameters.values()
+        candidates = [cls(p.name, p.annotation, p.default) for p in parameters if p.default is not p.empty]
+        return [override for override in candidates if override.accepted]
+
+    @property
+    def accepted(self) -> set[Any]:
+        """The plain types accepted: bool, int, float, str, NoneType, ExpectationRule."""
+        union = typing.get_origin(self.kind) in (typing.Union, types.UnionType)
+        kinds = set(typing.get_args(self.kind)) if union else {self.kind}
+        return kinds & {bool, int, float, str, types.NoneType, ExpectationRule}
+
+    def convert(self, value: Any) -> Any:
+        """The value in a type that the constructor accepts. Raises ConfigError."""
+        accepted = self.accepted
+        if type(value) in accepted:
+            return value
+        if float in accepted and type(value) is int:
+            return float(value)
+        if str in accepted and value is None:
+            return "none"
+        if ExpectationRule in accepted and (value == "exact" or type(value) is int):
+            return Exact() if value == "exact" else self._monte_carlo(value)
+        raise ConfigError(f"{self.name}: expected {self._wanted()}, got {value!r} (default {self.default})")
+
+    def _monte_carlo(self, draws: int) -> MonteCarlo:
+        try:
+            return MonteCarlo(draws)
+        except ValueError as error:
+            raise ConfigError(f"{self.name}: {error}") from error
+
+    def _wanted(self) -> str:
+        words = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number",
+            str: "a word",
+            types.NoneType: "none",
+            ExpectationRule: "exact or an even number of draws",
+        }
+        return " or ".join(word for kind, word in words.items() if kind in self.accepted)
+
+
+Targets = Mapping[str, list[Override]]
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`group.name=value` as a dotted name and a plain value. Raises ConfigError."""
+    name, equals, value = text.partition("=")
+    if not equals or name.count(".") != 1 or not value:
+        raise ConfigError(f"expected --set group.name=value, got {text!r}; e.g. --set inference.rho=0.5")
+    return name, _plain(value)
+
+
+def check_overrides(settings: Mapping[str, Any], targets: Targets) -> None:
+    """Raises ConfigError, listing the valid names, for one that no constructor of this run has or a wrong type."""
+    for dotted in settings:
+        group, name = dotted.split(".")
+        if group not in targets:
+            raise ConfigError(f"--set {dotted}: expected one of the groups {', '.join(targets)}, got {group!r}")
+        known = {override.name: override for override in targets[group]}
+        if name not in known:
+            listed = ", ".join(f"{group}.{entry}" for entry in known) or "none for this choice"
+            raise ConfigError(f"--set {dotted}: no such setting; known: {listed}")
+        try:
+            known[name].convert(settings[dotted])
+        except ConfigError as error:
+            raise ConfigError(f"--set {group}.{error}") from error
+
+
+def converted(settings: Mapping[str, Any], targets: list[Override]) -> dict[str, Any]:
+    """Checked settings of one group as constructor arguments."""
+    return {
+        override.name: override.convert(settings[override.name]) for override in targets if override.name in settings
+    }
+
+
+def _plain(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

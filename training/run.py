@@ -1,0 +1,170 @@
+"""A run: from a configuration to a learner, through the registries; and back from a run folder: `load_run`.
+
+Configuration ends here. Below this package nothing knows a flag, a name of a registry or a run folder.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Key
+
+from fewshot import inference, learners, models
+from fewshot.inference.inner.base import InferenceKernel
+from fewshot.learners import GaussianProcess, Learner
+from fewshot.models.backbones import Backbone
+from fewshot.models.deep_kernel import DeepKernel, starting_values
+from fewshot.models.likelihoods.base import Likelihood
+from fewshot.tasks import Splits
+from fewshot.training import run_directory
+from fewshot.training.configuration import (
+    GAUSSIAN_PROCESS,
+    OF_GAUSSIAN_PROCESS,
+    RunConfig,
+    override_targets,
+    prior_mean,
+)
+from fewshot.training.data import check_own_classes, load_splits
+from fewshot.training.overrides import ConfigError, converted
+from fewshot.training.run_directory import RunDirectory, RunError
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is: its configuration, its learner, and the temperature of the learner's probabilities.
+
+    The temperature belongs to tasks of the configuration's shape. own_classes: by split, the classes of a user's own
+    files that it was trained with.
+    """
+
+    config: RunConfig
+    learner: Learner
+    temperature: float = 1.0
+    own_classes: Mapping[str, Sequence[str]] | None = None
+
+    def splits(self, data_root: str | None = None) -> Splits:
+        """The data set of the run. Raises DataError, also where a user's own classes are not where they were."""
+        splits = load_splits(self.config.dataset, data_root)
+        check_own_classes(splits, self.own_classes)
+        return splits
+
+
+def build_run(config: RunConfig, image_shape: tuple[int, int, int], classes: int = 0) -> Run:
+    """The untrained run of a configuration; `classes` is the number of training classes.
+
+    Raises ConfigError for combinations that constructors refuse.
+    """
+    targets = override_targets(config)
+    arguments = {group: converted(config.overrides(group), targets[group]) for group in targets}
+    rngs = nnx.Rngs(keys(config.seed)[0])
+    try:
+        backbone = models.BACKBONES[config.backbone](image_shape, rngs=rngs, **arguments["backbone"])
+        if config.learner == GAUSSIAN_PROCESS:
+            return Run(config, _gaussian_process(config, backbone, rngs, arguments))
+        make: Any = learners.LEARNERS[config.learner]
+        known = {"classes": classes} if learners.TrainsOn.BATCHES is make.traits.trains_on else {}
+        return Run(config, make(backbone, rngs=rngs, **known, **arguments["learner"]))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def _gaussian_process(
+    config: RunConfig, backbone: Backbone, rngs: nnx.Rngs, arguments: Mapping[str, dict[str, Any]]
+) -> GaussianProcess:
+    return GaussianProcess(
+        _deep_kernel(config, backbone, rngs, dict(arguments["kernel"])),
+        models.LIKELIHOODS[config.likelihood](**arguments["likelihood"]),
+        _inference(config.inference, tuple(sorted(arguments["inference"].items()))),
+        objective=inference.OBJECTIVES[config.objective],
+        hypergradient=inference.HYPERGRADIENTS[config.hypergradient],
+        inner_steps=config.inner_steps,
+    )
+
+
+@functools.cache
+def _inference(name: str, arguments: tuple) -> Callable[[Likelihood], InferenceKernel]:
+    """One object for each set of arguments, so that programs compiled with it are found again."""
+    return functools.partial(inference.INFERENCE[name], **dict(arguments))
+
+
+def _deep_kernel(config: RunConfig, backbone: Backbone, rngs: nnx.Rngs, kernel_arguments: dict[str, Any]) -> DeepKernel:
+    make_kernel = models.KERNELS[config.kernel]
+    mean = prior_mean(config)
+    named = starting_values(make_kernel(), mean).keys() & kernel_arguments.keys()
+    starts = {name: kernel_arguments.pop(name) for name in named}
+    deep_kernel = DeepKernel(backbone, make_kernel(**kernel_arguments), rngs=rngs, classes=config.way, mean=mean)
+    for name, value in starts.items():
+        deep_kernel.hyper[name][...] = jnp.asarray(value, jnp.result_type(float))
+    return deep_kernel
+
+
+def keys(seed: int) -> Key[Array, " 2"]:
+    """Keys of the network's first weights and of the outer loop."""
+    return jax.random.split(jax.random.key(seed), 2)
+
+
+def export(directory: RunDirectory, run: Run, step: int) -> None:
+    """Write the weights that `load_run` reads."""
+    directory.save_weights(
+        {
+            "learner": nnx.to_pure_dict(nnx.state(run.learner)),
+            "temperature": np.float64(run.temperature),
+            "step": np.int64(step),
+        }
+    )
+
+
+def load_run(run_dir: str | Path) -> Run:
+    """The best weights of a run folder. Raises RunError for a folder that is missing or damaged."""
+    directory = run_directory.load(Path(run_dir))
+    stored = directory.load_weights()
+    config = RunConfig.from_json(directory.config, run_dir=str(run_dir))
+    run = build_run(config, tuple(directory.config["image_shape"]), directory.config.get("training_classes", 0))
+    run = replace(run, own_classes=directory.config.get("classes"))
+    return with_weights(run, stored, directory.weights)
+
+
+def with_weights(run: Run, stored: dict[str, Any], source: Path) -> Run:
+    """The run at exported weights. Raises RunError if they are those of another configuration."""
+    stored = _of_this_version(stored)
+    graph, state = nnx.split(run.learner)
+    wrong = _shapes({"learner": nnx.to_pure_dict(state)}) ^ _shapes({"learner": stored.get("learner", {})})
+    if wrong or not {"temperature", "step"} <= stored.keys():
+        first = min(wrong, default=("temperature or step", ""))[0]
+        raise RunError(f"{source} does not fit its config.json (at {first}); export it again by training with --resume")
+    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, stored["learner"]))
+    return replace(run, learner=nnx.merge(graph, state), temperature=float(stored["temperature"]))
+
+
+def _of_this_version(stored: dict[str, Any]) -> dict[str, Any]:
+    """Weights of schema version 1, which had Gaussian processes alone, under the names of today."""
+    if "deep_kernel" not in stored:
+        return stored
+    learner = {"deep_kernel": stored["deep_kernel"]}
+    if "likelihood" in stored:
+        learner["likelihood_parameters"] = stored["likelihood"]
+    others = {name: value for name, value in stored.items() if name not in ("deep_kernel", "likelihood")}
+    return {"learner": learner, **others}
+
+
+def _shapes(tree: Any) -> set[tuple[str, tuple[int, ...]]]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {(jax.tree_util.keystr(path, simple=True, separator="."), tuple(np.shape(leaf))) for path, leaf in leaves}
+
+
+def describe(config: RunConfig) -> str:
+    """The choices of a run in words, those made automatically marked by a star."""
+    choices = {name: value for name, value in config.to_json().items() if name not in ("settings", "chosen")}
+    if config.learner != GAUSSIAN_PROCESS:
+        choices = {name: value for name, value in choices.items() if name not in OF_GAUSSIAN_PROCESS}
+    parts = [f"{name} {value}{'*' if name in config.chosen else ''}" for name, value in choices.items()]
+    settings = [f"{name}={json.dumps(value)}" for name, value in config.settings.items()]
+    note = "  (* chosen automatically)" if config.chosen else ""
+    return ", ".join(parts) + note + "\n" + " ".join(settings)
