@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from fewshot.inference.inner.base import Code, InferenceKernel, Mask, settle
 from fewshot.inference.outer.hypergradients import HyperGradient, sites
@@ -22,12 +23,15 @@ from fewshot.inference.outer.loss import ForEach, Outcome, Reduction
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner, Objective, TaskOutcome, check_combination, elbo
 from fewshot.inference.predictive import predict
 from fewshot.learners.base import Images, Learner, Prediction, categorical
-from fewshot.models.deep_kernel import DeepKernel
+from fewshot.models.deep_kernel import DeepKernel, check_images
 from fewshot.models.expectations import MonteCarlo
 from fewshot.models.gaussian import GaussianPrior, Query
 from fewshot.models.kernels import Hyper
 from fewshot.models.likelihoods.base import Likelihood
 from fewshot.models.process import LatentProcess
+
+GivenImages = Shaped[Array | np.ndarray, "N H W Ch"]
+GivenQueries = Shaped[Array | np.ndarray, "Q H W Ch"]
 
 
 @runtime_checkable
@@ -99,13 +103,18 @@ class GaussianProcess(Learner):
     def _learned(self) -> dict[str, Array]:
         return {name: self.likelihood_parameters[name][...] for name in self.start.parameters()}
 
-    def prior(self, x: Images, classes: int | None = None) -> GaussianPrior:
-        """Prior of the latents at images x [N, H, W, Ch]; the classes of a training task unless told otherwise."""
-        return self.deep_kernel.prior(x, classes)
+    def prior(self, x: GivenImages, classes: int | None = None) -> GaussianPrior:
+        """Prior of the latents at images x [N, H, W, Ch]; the classes of a training task unless told otherwise.
 
-    def query(self, x_support: Images, x_query: Images, classes: int | None = None) -> Query:
-        """Query of (G7) from images x_support [N, H, W, Ch] to x_query [Q, H, W, Ch]."""
-        return self.deep_kernel.query(x_support, x_query, classes)
+        Raises ValueError for images that `check_images` refuses: NaN, or numbers beyond [0, 1].
+        """
+        check_images(x, "the support images")
+        return self.deep_kernel.prior(jnp.asarray(x), classes)
+
+    def query(self, x_support: GivenImages, x_query: GivenQueries, classes: int | None = None) -> Query:
+        """Query of (G7) from images x_support [N, H, W, Ch] to x_query [Q, H, W, Ch]. Raises ValueError as `prior`."""
+        check_images(x_query, "the query images")
+        return self.deep_kernel.query(jnp.asarray(x_support), jnp.asarray(x_query), classes)
 
     def embed(self, images: Images) -> Float[Array, "N D"]:
         """Features [N, D] in evaluation mode."""

@@ -9,11 +9,11 @@ import tiny_omniglot
 
 from fewshot import tasks
 from fewshot.tasks.augmentation import AUGMENTATIONS, augment
-from fewshot.training.build import keys
 from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.data import calibration_episodes, load_splits, subset_of_classes, with_queries
 from fewshot.training.optimisation import sampler
 from fewshot.training.overrides import ConfigError
+from fewshot.training.run import build_run, keys
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +40,14 @@ def test_unknown_changes_are_refused():
 
 def test_without_changes_the_sampler_draws_the_plain_task(splits):
     config, key = configuration(splits), keys(3)[0]
-    drawn = sampler(config)(splits.train, key)
+    drawn = sampler(build_run(config, splits.image_shape))(splits.train, key)
     plain = tasks.sample_task(key, splits.train, config.way, config.shot, config.query)
     jax.tree.map(np.testing.assert_array_equal, drawn, plain)
 
 
 def test_the_sampler_changes_support_and_query_but_not_the_labels(splits):
     config, key = configuration(splits, **{"trainer.augment": "handwriting"}), keys(3)[0]
-    draw = jax.jit(sampler(config))
+    draw = jax.jit(sampler(build_run(config, splits.image_shape)))
     drawn = draw(splits.train, key)
     plain = tasks.sample_task(key, splits.train, config.way, config.shot, config.query)
     for name in ("y_support", "y_query"):

@@ -177,7 +177,7 @@ SAVE_FOREVER = """
 import sys
 from pathlib import Path
 import numpy as np
-from inference.outer import checkpoint
+from fewshot.training import checkpoint
 for step in range(1, 10_000):
     checkpoint.save(Path(sys.argv[1]), step, {"w": np.full((256, 256), step, np.float32)})
     print(step, flush=True)

@@ -12,7 +12,7 @@ from fewshot.runners.cli import compilation_cache
 
 PROGRAM = """
 import jax, jax.numpy as jnp
-from runners import compilation_cache
+from fewshot.runners.cli import compilation_cache
 print(compilation_cache.enable())
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 f = jax.jit(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(9)).sum())

@@ -348,13 +348,13 @@ def test_weights_of_another_configuration_are_refused(tiny_run, tmp_path):
     config = json.loads((copy / "config.json").read_text())
     config["settings"]["backbone.width"] = 5
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match=r"does not fit its config\.json \(at deep_kernel\.backbone"):
+    with pytest.raises(RunError, match=r"does not fit its config\.json \(at learner\.deep_kernel\.backbone"):
         load_run(copy)
 
 
 def test_a_loaded_run_takes_bytes_and_numbers(tiny_run, tiny_data):
     task = sample_task(jax.random.key(0), load_splits("omniglot", tiny_data).test, way=4, shot=1, query=5)
-    model = load_run(tiny_run.path)
+    model = load_run(tiny_run.path).learner
     prior = model.prior(task.x_support, classes=4)
     assert prior.mean.shape == (4, 4) and model.prior(task.x_support).mean.shape == (3, 4)
     as_numbers = np.asarray(task.x_support) / np.float32(255)
@@ -363,11 +363,11 @@ def test_a_loaded_run_takes_bytes_and_numbers(tiny_run, tiny_data):
 
 
 def test_a_loaded_run_refuses_nan_pixels(tiny_run):
-    model = load_run(tiny_run.path)
+    model = load_run(tiny_run.path).learner
     images = np.full((2, 16, 16, 1), 0.5, np.float32)
     images[1, 3, 3] = np.nan
     for refused in (lambda: model.prior(images), lambda: model.query(images[:1], images)):
-        with pytest.raises(tasks.DataError, match=r"images within \[0, 1\], got values from nan to nan"):
+        with pytest.raises(ValueError, match=r"images within \[0, 1\], got values from nan to nan"):
             refused()
     with pytest.raises(tasks.DataError, match="got int64; convert them to uint8"):
         check_images(np.zeros((2, 16, 16, 1), np.int64), "the images")

@@ -38,7 +38,7 @@ def at_theta(theta):
 @jax.jit
 def prior_at(theta):
     process, task = at_theta(theta)
-    return process.prior(jnp.concatenate([task.support, task.query]))
+    return process.prior(jnp.concatenate([task.support, task.query]), CLASSES)
 
 
 @jax.jit

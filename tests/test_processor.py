@@ -10,7 +10,7 @@ from conftest import REPOSITORY
 
 CODE = """
 import ctypes, json, resource
-from runners import processor
+from fewshot.runners.cli import processor
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
