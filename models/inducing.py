@@ -11,6 +11,7 @@ variance e of noise on the inducing variables, u + e^1/2 xi instead of u. Any e 
 every bound a bound: it is a choice of what the process is seen through. The default is 0.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -87,6 +88,52 @@ def view(
     # Rounding alone makes the rest negative (G7 clamps likewise).
     rest = jnp.maximum(kernel.diagonal(hyper, x) - jnp.sum(features**2, axis=-1), 0.0)
     return View(jnp.full(x.shape[0], mean, cross.dtype), cross, features, rest)
+
+
+class Parameters(NamedTuple):
+    """What is learned: kernel, inducing inputs Z [M, D], log noise variance, log weights [D] of the inputs."""
+
+    hyper: Hyper
+    inputs: Float[Array, "M D"]
+    log_noise: Float[Array, ""]
+    log_weights: Float[Array, " D"]
+
+
+@dataclass(frozen=True)
+class InducingProcess:
+    """A process of mean zero behind inducing points: a base kernel of x * exp(log_weights).
+
+    inducing_noise is e relative to the kernel's variance. The default is 0; training in float32 wants about 1e-4, so
+    that no direction of K_zz enters or leaves while Z moves (a bound is then smooth in Z).
+    """
+
+    kernel: Kernel
+    inducing_noise: float = 0.0
+
+    def initial(self, inputs: Float[Array, "M D"], noise: float = 0.1) -> Parameters:
+        """Where learning starts on standardised data: variance 1, the kernel's own length, equal weights."""
+        dtype = inputs.dtype
+        hyper: Hyper = {name: jnp.asarray(value, dtype) for name, value in self.kernel.initial().items()}
+        hyper["log_scale"] = jnp.zeros((), dtype)
+        return Parameters(hyper, inputs, jnp.log(jnp.asarray(noise, dtype)), jnp.zeros(inputs.shape[1], dtype))
+
+    def prior(self, parameters: Parameters) -> GaussianPrior:
+        """N(0, K_zz + e I)."""
+        noise = self.inducing_noise * jnp.exp(parameters.hyper["log_scale"])
+        return inducing_prior(self.kernel, parameters.hyper, self._inputs(parameters), noise)
+
+    @highest_precision
+    def whitening(self, parameters: Parameters) -> Float[Array, "M M"]:
+        """P of `whitening`."""
+        return prior_root(self.prior(parameters)).pseudo_inverse
+
+    def view(self, parameters: Parameters, whitener: Float[Array, "M M"], x: Float[Array, "N D"]) -> View:
+        """What inputs x have of the inducing variables."""
+        weighted = x * jnp.exp(parameters.log_weights)
+        return view(self.kernel, parameters.hyper, weighted, self._inputs(parameters), whitener)
+
+    def _inputs(self, parameters: Parameters) -> Array:
+        return parameters.inputs * jnp.exp(parameters.log_weights)
 
 
 @highest_precision
