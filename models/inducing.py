@@ -1,0 +1,197 @@
+"""Inducing points: a process seen through its values at M inputs Z (R2), in O(N M^2).
+
+    f(x) = a(x) + phi(x).v + rest(x),  v ~ N(0, I),  phi(x) = P^T k(Z, x),  P P^T = (K_zz + e I)^+
+
+The features phi are what M numbers can say about f; the rest has variance k(x, x) - |phi(x)|^2 and is either paid for
+(Titsias' bound) or kept as noise of its own for every point (FITC).
+
+Policy for K_zz: no jitter. P comes from its eigenvectors; directions below M eps lambda_max, which hold rounding errors
+only, are left out, and any subset of directions is itself a valid set of inducing variables. `inducing_noise` is the
+variance e of noise on the inducing variables, u + e^1/2 xi instead of u. Any e >= 0 leaves the process as it is and
+every bound a bound: it is a choice of what the process is seen through. The default is 0.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.gaussian import GaussianPrior, cholesky_inverse, highest_precision, prior_root
+from models.kernels import Hyper, Kernel, inner_products
+from models.regression import Noise, Prediction
+
+
+class View(NamedTuple):
+    """What N inputs have of the inducing variables: f = mean + features v + rest.
+
+    mean [N] is a, cross [N, M] the covariance k(X, Z), features [N, M] phi, rest [N] the variance that is left.
+    """
+
+    mean: Float[Array, " N"]
+    cross: Float[Array, "N M"]
+    features: Float[Array, "N M"]
+    rest: Float[Array, " N"]
+
+
+class Weights(NamedTuple):
+    """Posterior N(mean, B^-1) of v [M]: inverse is R^-1 with B = R R^T, determinant is log|B|."""
+
+    mean: Float[Array, " M"]
+    inverse: Float[Array, "M M"]
+    determinant: Float[Array, ""]
+
+    def kl(self) -> Float[Array, ""]:
+        """KL(q(v) || N(0, I)) = 1/2 [ log|B| + tr B^-1 - M + |mean|^2 ] (G5)."""
+        excess = jnp.sum(self.inverse**2) - self.mean.shape[0]
+        return 0.5 * (self.determinant + excess + jnp.sum(self.mean**2))
+
+    @highest_precision
+    def predict(self, view: View) -> Prediction:
+        """Marginals of f: mean a + phi.mean, variance rest + phi.B^-1 phi (G7)."""
+        mean = view.mean + view.features @ self.mean
+        return Prediction(mean, view.rest + jnp.sum((view.features @ self.inverse.T) ** 2, axis=-1))
+
+
+@highest_precision
+def whitening(
+    kernel: Kernel, hyper: Hyper, inputs: Float[Array, "M D"], inducing_noise: Float[Array, ""] | float = 0.0
+) -> Float[Array, "M M"]:
+    """P with P P^T = (K_zz + e I)^+; a direction left out is a column of zeros.
+
+    P is any such root: only what does not depend on which (all in this file) may be computed from it.
+    """
+    return prior_root(inducing_prior(kernel, hyper, inputs, inducing_noise)).pseudo_inverse
+
+
+def inducing_prior(
+    kernel: Kernel, hyper: Hyper, inputs: Float[Array, "M D"], inducing_noise: Float[Array, ""] | float = 0.0
+) -> GaussianPrior:
+    """N(0, K_zz + e I) of the inducing variables."""
+    covariance = kernel.gram(hyper, inputs, inputs)
+    covariance += inducing_noise * jnp.eye(inputs.shape[0], dtype=covariance.dtype)
+    return GaussianPrior(jnp.zeros((1, inputs.shape[0]), covariance.dtype), covariance)
+
+
+def view(
+    kernel: Kernel,
+    hyper: Hyper,
+    x: Float[Array, "N D"],
+    inputs: Float[Array, "M D"],
+    whitener: Float[Array, "M M"],
+    mean: Float[Array, ""] | float = 0.0,
+) -> View:
+    """The view of inputs x through inducing points, with P of `whitening` and a constant prior mean."""
+    cross = kernel.gram(hyper, x, inputs)
+    features = inner_products(cross, whitener.T)
+    # Rounding alone makes the rest negative (G7 clamps likewise).
+    rest = jnp.maximum(kernel.diagonal(hyper, x) - jnp.sum(features**2, axis=-1), 0.0)
+    return View(jnp.full(x.shape[0], mean, cross.dtype), cross, features, rest)
+
+
+class Parameters(NamedTuple):
+    """What is learned: kernel, inducing inputs Z [M, D], log noise variance, log weights [D] of the inputs."""
+
+    hyper: Hyper
+    inputs: Float[Array, "M D"]
+    log_noise: Float[Array, ""]
+    log_weights: Float[Array, " D"]
+
+
+@dataclass(frozen=True)
+class InducingProcess:
+    """A process of mean zero behind inducing points: a base kernel of x * exp(log_weights).
+
+    inducing_noise is e relative to the kernel's variance. The default is 0; training in float32 wants about 1e-4, so
+    that no direction of K_zz enters or leaves while Z moves (a bound is then smooth in Z).
+    """
+
+    kernel: Kernel
+    inducing_noise: float = 0.0
+
+    def initial(self, inputs: Float[Array, "M D"], noise: float = 0.1) -> Parameters:
+        """Where learning starts on standardised data: variance 1, the kernel's own length, equal weights."""
+        dtype = inputs.dtype
+        hyper: Hyper = {name: jnp.asarray(value, dtype) for name, value in self.kernel.initial().items()}
+        hyper["log_scale"] = jnp.zeros((), dtype)
+        return Parameters(hyper, inputs, jnp.log(jnp.asarray(noise, dtype)), jnp.zeros(inputs.shape[1], dtype))
+
+    def prior(self, parameters: Parameters) -> GaussianPrior:
+        """N(0, K_zz + e I)."""
+        noise = self.inducing_noise * jnp.exp(parameters.hyper["log_scale"])
+        return inducing_prior(self.kernel, parameters.hyper, self._inputs(parameters), noise)
+
+    @highest_precision
+    def whitening(self, parameters: Parameters) -> Float[Array, "M M"]:
+        """P of `whitening`."""
+        return prior_root(self.prior(parameters)).pseudo_inverse
+
+    def view(self, parameters: Parameters, whitener: Float[Array, "M M"], x: Float[Array, "N D"]) -> View:
+        """What inputs x have of the inducing variables."""
+        weighted = x * jnp.exp(parameters.log_weights)
+        return view(self.kernel, parameters.hyper, weighted, self._inputs(parameters), whitener)
+
+    def _inputs(self, parameters: Parameters) -> Array:
+        return parameters.inputs * jnp.exp(parameters.log_weights)
+
+
+@highest_precision
+def posterior(seen: View, y: Float[Array, " N"], noise: Noise) -> Weights:
+    """q(v) given y = a + phi.v + N(0, noise): B = I + phi^T W phi, mean B^-1 phi^T W (y - a), W = 1 / noise."""
+    weighted = seen.features / jnp.broadcast_to(jnp.asarray(noise, y.dtype), y.shape)[:, None]
+    return weights_of(weighted.T @ (y - seen.mean), weighted.T @ seen.features)
+
+
+@highest_precision
+def weights_of(shift: Float[Array, " M"], precision: Float[Array, "M M"]) -> Weights:
+    """N(0, I) times a site exp(shift.v - 1/2 v.precision v): B = I + precision, mean B^-1 shift."""
+    inverses, determinant = cholesky_inverse((jnp.eye(shift.shape[0], dtype=shift.dtype) + precision)[None])
+    return Weights(inverses[0].T @ (inverses[0] @ shift), inverses[0], determinant)
+
+
+def titsias_bound(seen: View, y: Float[Array, " N"], noise: Noise) -> Float[Array, ""]:
+    """log N(y | a, phi phi^T + s2 I) - 1/2 sum_n rest_n / s2_n, a lower bound of log p(y) (R2)."""
+    return _log_density(seen, y, noise) - 0.5 * jnp.sum(seen.rest / noise)
+
+
+def fitc_evidence(seen: View, y: Float[Array, " N"], noise: Noise) -> Float[Array, ""]:
+    """log N(y | a, phi phi^T + diag(rest) + s2 I) (R2): the evidence of another model, not a bound."""
+    return _log_density(seen, y, noise + seen.rest)
+
+
+def fitc_posterior(seen: View, y: Float[Array, " N"], noise: Noise) -> Weights:
+    """q(v) of FITC: the rest is noise of every training point."""
+    return posterior(seen, y, noise + seen.rest)
+
+
+@highest_precision
+def _log_density(seen: View, y: Array, noise: Noise) -> Array:
+    """log N(y | a, phi phi^T + diag noise).
+
+    With r = y - a and the posterior mean w of v the square r.(phi phi^T + D)^-1 r is |D^-1/2 (r - phi w)|^2 + |w|^2:
+    a sum of squares, so nothing cancels.
+    """
+    variance = jnp.broadcast_to(jnp.asarray(noise, y.dtype), y.shape)
+    found = posterior(seen, y, variance)
+    error = y - seen.mean - seen.features @ found.mean
+    squares = jnp.sum(error**2 / variance) + jnp.sum(found.mean**2)
+    return -0.5 * (squares + found.determinant + jnp.sum(jnp.log(2 * jnp.pi * variance)))
+
+
+def chosen_inputs(x: Float[Array, "N D"], count: int) -> Float[Array, "M D"]:
+    """`count` rows of x that lie far from each other: each next one is farthest from those chosen (Gonzalez 1985).
+
+    The first is the row nearest to the mean. Raises ValueError where x has fewer rows.
+    """
+    if not 0 < count <= x.shape[0]:
+        raise ValueError(f"expected 1 to {x.shape[0]} inducing points, got {count}; x has that many rows")
+
+    def choose(nearest: Array, _: None) -> tuple[Array, Array]:
+        best = jnp.argmax(nearest)
+        return jnp.minimum(nearest, jnp.sum((x - x[best]) ** 2, axis=-1)), best
+
+    start = jnp.argmin(jnp.sum((x - x.mean(axis=0)) ** 2, axis=-1))
+    first = jnp.sum((x - x[start]) ** 2, axis=-1)
+    _, rest = jax.lax.scan(choose, first, length=count - 1)
+    return x[jnp.concatenate([start[None], rest])]

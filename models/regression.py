@@ -1,0 +1,68 @@
+"""Exact Gaussian-process regression: the site algebra of gaussian.py with the sites of Gaussian noise (R1)."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from models.gaussian import GaussianPosterior, GaussianPrior, Marginals, Query, Sites, condition, highest_precision
+
+Noise = Float[Array, "*N"] | float  # a variance for all points, or one for each
+
+
+class Regression(NamedTuple):
+    """What exact regression found: the posterior of f, and log N(y | a, K + s2 I)."""
+
+    posterior: GaussianPosterior
+    log_evidence: Float[Array, ""]
+
+
+class Prediction(NamedTuple):
+    """Mean and variance of f at Q inputs."""
+
+    mean: Float[Array, " Q"]
+    variance: Float[Array, " Q"]
+
+    def noisy(self, noise: Noise) -> "Prediction":
+        """The same for y = f + e, e ~ N(0, s2)."""
+        return self._replace(variance=self.variance + noise)
+
+    def log_density(self, y: Float[Array, " Q"]) -> Float[Array, " Q"]:
+        """log N(y | mean, variance)."""
+        return -0.5 * (jnp.log(2 * jnp.pi * self.variance) + (y - self.mean) ** 2 / self.variance)
+
+
+def noise_sites(y: Float[Array, " N"], noise: Noise) -> Sites:
+    """h = y / s2 and W = 1 / s2, both [1, N] (R1)."""
+    precision = 1 / jnp.broadcast_to(jnp.asarray(noise, y.dtype), y.shape)
+    return Sites((y * precision)[None], precision[None])
+
+
+def noise_scale(y: Float[Array, " N"], noise: Noise) -> Float[Array, ""]:
+    """sum_n log N(y_n | 0, s2_n), by which the likelihood exceeds its sites: log p(y) = log Z (G6) + this."""
+    return jnp.sum(Prediction(jnp.zeros_like(y), jnp.broadcast_to(jnp.asarray(noise, y.dtype), y.shape)).log_density(y))
+
+
+@highest_precision
+def regress(prior: GaussianPrior, y: Float[Array, " N"], noise: Noise) -> Regression:
+    """Exact posterior of f and log p(y) = -1/2 [(y - a).alpha + log|B| + sum_n log(2 pi s2_n)].
+
+    alpha is (K + s2 I)^-1 (y - a) by (G4), and |K + s2 I| = |B| prod_n s2_n by (G1): the same number as (G6) plus
+    `noise_scale`, without the cancellation of their terms y^2 / s2.
+    """
+    sites = noise_sites(y, noise)
+    posterior = condition(prior, sites)
+    residual = y - prior.mean[0]
+    determinant = -jnp.sum(jnp.log(sites.precision)) - 2 * jnp.sum(jnp.log(_diagonal(posterior.inverse)))
+    value = jnp.sum(residual * posterior.alpha[0]) + determinant + y.shape[0] * jnp.log(2 * jnp.pi)
+    return Regression(posterior, -0.5 * value)
+
+
+def predict(posterior: GaussianPosterior, query: Query) -> Prediction:
+    """Marginals of f at new inputs (G7)."""
+    marginals: Marginals = posterior.predict(query)
+    return Prediction(marginals.mean[0], marginals.variance[0])
+
+
+def _diagonal(matrices: Array) -> Array:
+    return jnp.diagonal(matrices, axis1=-2, axis2=-1)
