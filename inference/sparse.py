@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, Key
 
-from models import inducing
-from models.gaussian import highest_precision
-from models.inducing import InducingProcess, Parameters, View, Weights
-from models.regression import Prediction
+from fewshot.models import inducing
+from fewshot.models.gaussian import highest_precision
+from fewshot.models.inducing import InducingProcess, Parameters, View, Weights
+from fewshot.models.regression import Prediction
 
 # E_q[log p(y | f)] [B] from y, mean and variance, all [B].
 ExpectedLogProb = Callable[[Array, Array, Array], Array]

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln, logsumexp
 from jaxtyping import Array, Float, Key
 
-from models.gaussian import GaussianPrior, Root, condition, highest_precision, prior_root
-from models.gaussian import draw as draw_normal
-from models.regression import noise_scale, noise_sites
-from models.student_t import ScalePosterior, scale_posterior
+from fewshot.models.gaussian import GaussianPrior, Root, condition, highest_precision, prior_root
+from fewshot.models.gaussian import draw as draw_normal
+from fewshot.models.regression import noise_scale, noise_sites
+from fewshot.models.student_t import ScalePosterior, scale_posterior
 
 Scalar = Float[Array, ""] | float
 

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.gaussian import GaussianPrior, cholesky_inverse, highest_precision, prior_root
-from models.kernels import Hyper, Kernel, inner_products
-from models.regression import Noise, Prediction
+from fewshot.models.gaussian import GaussianPrior, cholesky_inverse, highest_precision, prior_root
+from fewshot.models.kernels import Hyper, Kernel, inner_products
+from fewshot.models.regression import Noise, Prediction
 
 
 class View(NamedTuple):

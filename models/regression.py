@@ -5,7 +5,15 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from models.gaussian import GaussianPosterior, GaussianPrior, Marginals, Query, Sites, condition, highest_precision
+from fewshot.models.gaussian import (
+    GaussianPosterior,
+    GaussianPrior,
+    Marginals,
+    Query,
+    Sites,
+    condition,
+    highest_precision,
+)
 
 Noise = Float[Array, "*N"] | float  # a variance for all points, or one for each
 

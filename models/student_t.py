@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, Key
 
-from models.gaussian import GaussianPrior, Query, cholesky_inverse, highest_precision
-from models.regression import Noise, Regression, predict, regress
+from fewshot.models.gaussian import GaussianPrior, Query, cholesky_inverse, highest_precision
+from fewshot.models.regression import Noise, Regression, predict, regress
 
 Scalar = Float[Array, ""] | float
 SHIFT = 15

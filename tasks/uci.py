@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tasks.files import DAMAGE, Archive, DataError, fetch, resolve_root
+from fewshot.tasks.files import DAMAGE, Archive, DataError, fetch, resolve_root
 
 FOLDS = 10
 FOLDER = "uci"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from problems import double
 
-from models import inducing, regression
-from models.gaussian import GaussianPrior, Query
-from models.kernels import RBF, Linear, Matern52
+from fewshot.models import inducing, regression
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.kernels import RBF, Linear, Matern52
 
 LEVEL = 0.3
 KERNELS = [RBF(), Matern52()]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from problems import double
 
-from models import regression
-from models.gaussian import GaussianPrior, Query, log_normaliser
-from models.kernels import RBF, Linear, Matern52
+from fewshot.models import regression
+from fewshot.models.gaussian import GaussianPrior, Query, log_normaliser
+from fewshot.models.kernels import RBF, Linear, Matern52
 
 NOISE, SCALE, LENGTH = 0.07, 1.7, 0.9
 HYPER = {"log_scale": np.log(SCALE), "log_lengthscale": np.log(LENGTH)}

@@ -7,10 +7,10 @@ import optax
 import pytest
 from problems import double
 
-from inference import sparse
-from models import inducing
-from models.inducing import InducingProcess
-from models.kernels import RBF, Matern52
+from fewshot.inference import sparse
+from fewshot.models import inducing
+from fewshot.models.inducing import InducingProcess
+from fewshot.models.kernels import RBF, Matern52
 
 PROCESS = InducingProcess(Matern52())
 

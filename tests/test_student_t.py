@@ -11,10 +11,10 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 from problems import double
 
-from models import regression, student_t, student_t_fisher
-from models.gaussian import GaussianPrior, Query
-from models.kernels import RBF
-from models.student_t_fisher import DiagonalStudent
+from fewshot.models import regression, student_t, student_t_fisher
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.kernels import RBF
+from fewshot.models.student_t_fisher import DiagonalStudent
 
 DOF = 4.6
 HYPER = {"log_scale": 0.3, "log_lengthscale": -0.4}

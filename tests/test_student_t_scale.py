@@ -8,10 +8,10 @@ import scipy.integrate
 import scipy.stats
 from problems import double
 
-from inference import student_t_scale
-from models.gaussian import GaussianPrior
-from models.kernels import RBF, Linear
-from models.student_t import ScalePosterior, scale_posterior
+from fewshot.inference import student_t_scale
+from fewshot.models.gaussian import GaussianPrior
+from fewshot.models.kernels import RBF, Linear
+from fewshot.models.student_t import ScalePosterior, scale_posterior
 
 DOF, NOISE = 4.0, 0.2
 HYPER = {"log_scale": -0.5, "log_lengthscale": -1.0}

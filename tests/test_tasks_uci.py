@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from conftest import data_file
 
-from tasks import uci
-from tasks.files import DataError
+from fewshot.tasks import uci
+from fewshot.tasks.files import DataError
 
 
 @pytest.mark.parametrize("name, floor", [("energy", 0.252), ("elevators", 0.468), ("protein", 0.848)])

@@ -1,0 +1,30 @@
+"""The console command `fewshot`: which programs there are, and their exit codes."""
+
+import pytest
+
+from fewshot.runners.cli import main
+
+
+def test_a_program_is_run_on_the_rest_of_the_words(capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main.main(["evaluate", "--help"])
+    assert exit_info.value.code == 0 and "usage: evaluate.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("program", main.PROGRAMS)
+def test_every_program_reports_a_bad_command_line_in_one_line(program, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        main.main([program, "--no-such-flag"])
+    assert exit_info.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words, shown", [([], "got nothing"), (["dance"], "got dance")])
+def test_a_name_that_is_no_program_is_refused(words, shown, capsys):
+    assert main.main(words) == 2
+    error = capsys.readouterr().err
+    assert shown in error and "train, evaluate" in error and error.count("\n") == 1
+
+
+def test_help_lists_the_programs(capsys):
+    assert main.main(["--help"]) == 0
+    assert "train,evaluate,predict,diagnose,reproduce" in capsys.readouterr().out
