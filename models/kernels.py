@@ -17,6 +17,7 @@ Hyper = dict[str, Float[Array, ""] | float]
 # Prior of log s2. With a deviation of 1.5 the scale ran away on Omniglot: beyond 100 the inner loop no longer converges
 # in a few steps, and then the gradient at its sites asks for more and more.
 SCALE, LOG_SCALE_DEVIATION = 30.0, 0.5
+FAR = 1e12  # a squared distance in length-scales, from which on every stationary kernel is 0
 
 
 def inner_products(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
@@ -25,21 +26,51 @@ def inner_products(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Arra
 
 
 def squared_distances(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
-    """All |x - z|^2 [N, M], clamped at 0; the gradient at x = z is 0.
+    """All |x - z|^2 [N, M], clamped at 0 and where they overflow; the gradient at x = z is 0.
 
     Both sides are shifted by the mean of z first: the distances stay the same and far less cancels in float32. The
     shift uses z alone, so a row does not depend on the other rows.
     """
     shift = jax.lax.stop_gradient(z.mean(axis=0))
     x, z = x - shift, z - shift
-    squares = (x * x).sum(axis=-1)[:, None] + (z * z).sum(axis=-1)[None, :]
-    return jnp.maximum(squares - 2.0 * inner_products(x, z), 0.0)
+    (x, own), (z, other) = squarable(x), squarable(z)
+    left, right, products = (x * x).sum(axis=-1)[:, None], (z * z).sum(axis=-1)[None, :], inner_products(x, z)
+    near = jnp.maximum(left + right - 2.0 * products, 0.0)
+    own, other = jnp.maximum(own, 1.0), jnp.maximum(other.T, 1.0)
+    far = _far_distances(*jax.lax.stop_gradient((left, right, products)), own, other)
+    return jnp.where((own > 1) | (other > 1), far, near)
+
+
+def _far_distances(left: Array, right: Array, products: Array, own: Array, other: Array) -> Array:
+    """|own x - other z|^2 from |x|^2, |z|^2 and x.z, at most a quarter of the largest number."""
+    scale = jnp.maximum(own, other)  # so that the terms are finite before they cancel
+    own, other = own / scale, other / scale
+    distances = jnp.maximum(own * own * left + other * other * right - 2.0 * own * other * products, 0.0)
+    return jnp.minimum(distances * scale * scale, jnp.finfo(products.dtype).max / 4)
+
+
+def squarable(x: Float[Array, "N D"]) -> tuple[Float[Array, "N D"], Float[Array, "N 1"]]:
+    """Rows of x / p and p, a power of two: 1, but for rows whose squares overflow or vanish, which have no gradient.
+
+    Dividing by a power of two is exact, and all other rows stay as they are, to the last bit.
+    """
+    half = int(jnp.finfo(x.dtype).maxexp) // 2
+    fixed = jax.lax.stop_gradient(x)
+    largest = jnp.abs(fixed).max(axis=-1, keepdims=True, initial=0.0)
+    large, small = largest > 2.0 ** (half - 16), (largest > 0) & (largest < 2.0 ** (16 - half))
+    scale = jnp.where(large, 2.0 ** (half + 16), jnp.where(small, 2.0 ** (-half - 16), 1.0)).astype(x.dtype)
+    return jnp.where(large | small, fixed / scale, x), scale
 
 
 def unit_norm(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """x / |x| [N, D]; a zero vector stays zero, with zero gradient (all ReLUs of an image can be off)."""
+    """x / |x| [N, D] at any scale; a zero vector stays zero, with zero gradient (all ReLUs of an image can be off)."""
+    scaled, scale = squarable(jax.lax.stop_gradient(x))
+    return jnp.where(scale == 1, _unit(x), _unit(scaled))
+
+
+def _unit(x: Array) -> Array:
     squares = (x * x).sum(axis=-1, keepdims=True)
-    alive = squares > jnp.finfo(x.dtype).tiny
+    alive = ~(squares <= jnp.finfo(x.dtype).tiny)  # so that NaN stays NaN
     # The inner `where` keeps the unused branch finite: 0 * inf would put NaN into the gradient.
     return jnp.where(alive, x * jax.lax.rsqrt(jnp.where(alive, squares, 1.0)), 0.0)
 
@@ -153,10 +184,15 @@ class RBF(Stationary):
         return jnp.exp(-0.5 * squares)
 
 
+def _matern_argument(squares: Array) -> Array:
+    """a, kept where a^2 is finite: exp(-a) is 0 long before, and infinity times that would be NaN."""
+    return jnp.sqrt(5.0 * jnp.minimum(squares, FAR))
+
+
 @jax.custom_jvp
 def matern52(squares: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """(1 + a + a^2 / 3) exp(-a) with a = sqrt(5 r^2), as a function of r^2."""
-    a = jnp.sqrt(5.0 * squares)
+    """(1 + a + a^2 / 3) exp(-a) with a = sqrt(5 r^2), as a function of r^2; 0 at infinity."""
+    a = _matern_argument(squares)
     return (1.0 + a + a * a / 3.0) * jnp.exp(-a)
 
 
@@ -164,7 +200,7 @@ def matern52(squares: Float[Array, "*s"]) -> Float[Array, "*s"]:
 def _matern52_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     """dk/d(r^2) = -5/6 (1 + a) exp(-a): no square root is differentiated, so nothing blows up at r = 0."""
     (squares,), (tangent,) = primals, tangents
-    a = jnp.sqrt(5.0 * squares)
+    a = _matern_argument(squares)
     return matern52(squares), -5.0 / 6.0 * (1.0 + a) * jnp.exp(-a) * tangent
 
 
