@@ -24,8 +24,8 @@ FILE = "tinyimagenet64.npz"
 ARCHIVES = (
     Archive(
         "tiny-imagenet-200.zip",
-        "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-        "90528d7ca1a48142e341f4ef8d21d0de",
+        "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         248,
     ),
 )
