@@ -5,6 +5,7 @@ import io
 import shutil
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TextIO
 
@@ -110,11 +111,45 @@ def format_percent(share: float, half_width: float | None = None) -> str:
     return f"{100 * share:.1f}{interval}%"
 
 
+# Categories of what a terminal acts on or cannot show: controls, directions and joiners, halves of pairs, unassigned.
+UNSHOWN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes where a cell begins with it
+
+
+def plain(text: object) -> str:
+    """Text as a terminal may show it, whoever chose it: what would move the cursor or turn the line is written out.
+
+    A byte of a file name that is no text is shown as \\xff.
+    """
+    return "".join(_written_out(one) if unicodedata.category(one) in UNSHOWN else one for one in str(text))
+
+
+def _written_out(letter: str) -> str:
+    code = ord(letter)
+    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a file name that is no text
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def csv_cell(text: object) -> str:
+    """Text as a cell that a spreadsheet shows and does not compute: formulas get an apostrophe; numbers stay."""
+    cell = str(text)
+    return f"'{cell}" if cell.startswith(FORMULA) and not _is_number(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text == text.strip()
+
+
 @contextlib.contextmanager
 def one_line_errors(*expected: type[Exception]) -> Iterator[None]:
     """Turn errors of the expected types into one line on stderr and exit code 2, without a traceback."""
     try:
         yield
     except expected as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", plain(" ".join(str(error).split())), file=sys.stderr)
         raise SystemExit(2) from None
