@@ -26,46 +26,50 @@ def inner_products(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Arra
 
 
 def squared_distances(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
-    """All |x - z|^2 [N, M], clamped at 0 and where they overflow; the gradient at x = z is 0.
+    """All |x - z|^2 [N, M], clamped at 0; the gradient at x = z is 0.
 
     Both sides are shifted by the mean of z first: the distances stay the same and far less cancels in float32. The
-    shift uses z alone, so a row does not depend on the other rows.
+    shift uses z alone, so a row does not depend on the other rows. Of rows too long to be squared it is only known
+    that they are far from all others (`_drawn_in`).
     """
     shift = jax.lax.stop_gradient(z.mean(axis=0))
-    x, z = x - shift, z - shift
-    (x, own), (z, other) = squarable(x), squarable(z)
-    left, right, products = (x * x).sum(axis=-1)[:, None], (z * z).sum(axis=-1)[None, :], inner_products(x, z)
-    near = jnp.maximum(left + right - 2.0 * products, 0.0)
-    own, other = jnp.maximum(own, 1.0), jnp.maximum(other.T, 1.0)
-    far = _far_distances(*jax.lax.stop_gradient((left, right, products)), own, other)
-    return jnp.where((own > 1) | (other > 1), far, near)
+    return _distances(_drawn_in(x - shift), _drawn_in(z - shift))
 
 
-def _far_distances(left: Array, right: Array, products: Array, own: Array, other: Array) -> Array:
-    """|own x - other z|^2 from |x|^2, |z|^2 and x.z, at most a quarter of the largest number."""
-    scale = jnp.maximum(own, other)  # so that the terms are finite before they cancel
-    own, other = own / scale, other / scale
-    distances = jnp.maximum(own * own * left + other * other * right - 2.0 * own * other * products, 0.0)
-    return jnp.minimum(distances * scale * scale, jnp.finfo(products.dtype).max / 4)
+def squared_chords(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
+    """`squared_distances` of rows of length 1 or 0, which none is too long for."""
+    shift = jax.lax.stop_gradient(z.mean(axis=0))
+    return _distances(x - shift, z - shift)
 
 
-def squarable(x: Float[Array, "N D"]) -> tuple[Float[Array, "N D"], Float[Array, "N 1"]]:
-    """Rows of x / p and p, a power of two: 1, but for rows whose squares overflow or vanish, which have no gradient.
+def _distances(x: Array, z: Array) -> Array:
+    squares = (x * x).sum(axis=-1)[:, None] + (z * z).sum(axis=-1)[None, :]
+    return jnp.maximum(squares - 2.0 * inner_products(x, z), 0.0)
 
-    Dividing by a power of two is exact, and all other rows stay as they are, to the last bit.
+
+def _drawn_in(x: Array) -> Array:
+    """Rows that are too long to be squared (2^48 in float32), at the 16th root of what they are longer; others as is.
+
+    They keep their direction and order, and have no gradient. Selecting leaves the bits of all other rows alone.
+    """
+    limit = 2.0 ** (int(jnp.finfo(x.dtype).maxexp) // 2 - 16)
+    fixed = jax.lax.stop_gradient(x)
+    largest = jnp.abs(fixed).max(axis=-1, keepdims=True, initial=0.0)
+    return jnp.where(largest > limit, fixed * (limit / jnp.maximum(largest, limit)) ** (15 / 16), x)
+
+
+def unit_norm(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
+    """x / |x| [N, D] at any scale; a zero vector stays zero, with zero gradient (all ReLUs of an image can be off).
+
+    A vector whose squares overflow or vanish is divided by a power of two first, which is exact; it has no gradient.
     """
     half = int(jnp.finfo(x.dtype).maxexp) // 2
     fixed = jax.lax.stop_gradient(x)
     largest = jnp.abs(fixed).max(axis=-1, keepdims=True, initial=0.0)
-    large, small = largest > 2.0 ** (half - 16), (largest > 0) & (largest < 2.0 ** (16 - half))
-    scale = jnp.where(large, 2.0 ** (half + 16), jnp.where(small, 2.0 ** (-half - 16), 1.0)).astype(x.dtype)
-    return jnp.where(large | small, fixed / scale, x), scale
-
-
-def unit_norm(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """x / |x| [N, D] at any scale; a zero vector stays zero, with zero gradient (all ReLUs of an image can be off)."""
-    scaled, scale = squarable(jax.lax.stop_gradient(x))
-    return jnp.where(scale == 1, _unit(x), _unit(scaled))
+    long, short = largest > 2.0 ** (half - 16), (largest > 0) & (largest < 2.0 ** (16 - half))
+    scale = jnp.where(long, 2.0 ** (half + 16), 2.0 ** (-half - 16)).astype(x.dtype)
+    # A choice between two results leaves the bits of the plain one alone, and those of its gradient.
+    return jnp.where(long | short, _unit(fixed / scale), _unit(x))
 
 
 def _unit(x: Array) -> Array:
@@ -168,8 +172,11 @@ class Stationary(Kernel):
         raise NotImplementedError(f"{type(self).__name__} has no profile")
 
     def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
-        prepare = unit_norm if self.unit else per_dimension
-        squares = squared_distances(prepare(x), prepare(z)) * jnp.exp(-2.0 * hyper["log_lengthscale"])
+        if self.unit:
+            squares = squared_chords(unit_norm(x), unit_norm(z))
+        else:
+            squares = squared_distances(per_dimension(x), per_dimension(z))
+        squares = squares * jnp.exp(-2.0 * hyper["log_lengthscale"])
         return jnp.exp(hyper["log_scale"]) * self.profile(squares)
 
     def diagonal(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, " N"]:
