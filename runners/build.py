@@ -25,9 +25,13 @@ from models.likelihoods.base import Likelihood
 from runners import run_directory
 from runners.configuration import RunConfig, override_targets, prior_mean
 from runners.data import check_images, check_own_classes, load_splits
-from runners.overrides import ConfigError, converted
+from runners.overrides import LARGEST_LOG, ConfigError, converted
 from runners.run_directory import RunDirectory, RunError
 from tasks import Splits
+
+EXPORT_AGAIN = "export it again by training with --resume"
+WORDS = {"f": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "true or false"}
+LARGEST_TEMPERATURE = 1e6
 
 Support = UInt8[Array | np.ndarray, "N H W Ch"] | Float[Array | np.ndarray, "N H W Ch"]
 Queries = UInt8[Array | np.ndarray, "Q H W Ch"] | Float[Array | np.ndarray, "Q H W Ch"]
@@ -134,7 +138,12 @@ def load_run(run_dir: str | Path) -> Model:
     directory = run_directory.load(Path(run_dir))
     stored = directory.load_weights()
     config = RunConfig.from_json(directory.config, run_dir=str(run_dir))
-    model = build_model(config, tuple(directory.config["image_shape"]))
+    if "image_shape" not in directory.config:
+        raise RunError(f"expected an image_shape in {directory.path / 'config.json'}, got none; train again")
+    try:
+        model = build_model(config, tuple(directory.config["image_shape"]))  # checked with the rest
+    except ConfigError as error:
+        raise RunError(f"{directory.path / 'config.json'}: {error}") from error
     model = replace(model, own_classes=directory.config.get("classes"))
     return with_weights(model, stored, directory.weights)
 
@@ -150,10 +159,11 @@ def with_weights(model: Model, stored: dict[str, Any], source: Path) -> Model:
     """The model at exported weights. Raises RunError if they are those of another configuration."""
     graph, state = nnx.split(model.deep_kernel)
     expected = {"deep_kernel": nnx.to_pure_dict(state), "likelihood": dict(model.likelihood.parameters())}
-    wrong = _shapes(expected) ^ _shapes({name: stored.get(name, {}) for name in expected})
-    if wrong or not {"temperature", "step"} <= stored.keys():
-        first = min(wrong, default=("temperature or step", ""))[0]
-        raise RunError(f"{source} does not fit its config.json (at {first}); export it again by training with --resume")
+    found = {"likelihood": {}, **stored}
+    wrong = _shapes({**expected, "temperature": 0.0, "step": 0}) ^ _shapes(found)
+    if wrong:
+        raise RunError(f"{source} does not fit its config.json (at {min(wrong)[0]}); {EXPORT_AGAIN}")
+    _check_numbers(found, {**expected, "temperature": np.ones(()), "step": np.zeros((), int)}, source)
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, stored["deep_kernel"]))
     values = {name: jnp.asarray(value) for name, value in stored.get("likelihood", {}).items()}
     return replace(
@@ -165,8 +175,38 @@ def with_weights(model: Model, stored: dict[str, Any], source: Path) -> Model:
 
 
 def _shapes(tree: Any) -> set[tuple[str, tuple[int, ...]]]:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {(jax.tree_util.keystr(path, simple=True, separator="."), tuple(np.shape(leaf))) for path, leaf in leaves}
+    return {(name, np.shape(leaf)) for name, leaf in _named_leaves(tree)}
+
+
+def _named_leaves(tree: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Leaves by their dotted names, in no order: the keys of a file need not compare."""
+    named: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        named += _named_leaves(value, f"{name}.") if isinstance(value, Mapping) else [(name, value)]
+    return named
+
+
+def _check_numbers(found: Any, expected: Any, source: Path) -> None:
+    """Raises RunError for an array of another kind, or with a value that a model cannot have."""
+    kinds = {name: np.asarray(leaf).dtype.kind for name, leaf in _named_leaves(expected)}
+    for name, leaf in _named_leaves(found):
+        array, last = np.asarray(leaf), name.rpartition(".")[2]
+        if array.dtype.kind != kinds[name]:
+            raise RunError(f"{source}: expected {WORDS[kinds[name]]} as {name}, got {array.dtype}; {EXPORT_AGAIN}")
+        low, high = -np.inf, np.inf
+        if name == "temperature":
+            low, high = np.finfo(np.float32).tiny, LARGEST_TEMPERATURE
+        elif name == "step" or last == "variance":
+            low = 0
+        elif name.startswith(("likelihood.", "deep_kernel.hyper.")):
+            low, high = -LARGEST_LOG, LARGEST_LOG
+        with np.errstate(over="ignore"):  # a double may be infinite in the precision of this process
+            values = array.astype(jnp.result_type(float)) if array.dtype.kind == "f" else array
+        good = (values >= low) & (values <= high) & np.isfinite(values)  # false for NaN
+        if not good.all():
+            text = "finite numbers" if (low, high) == (-np.inf, np.inf) else f"numbers from {low:.3g} to {high:.3g}"
+            raise RunError(f"{source}: expected {text} in {name}, got {values[~good].flat[0]}; {EXPORT_AGAIN}")
 
 
 def describe(config: RunConfig) -> str:
