@@ -148,15 +148,17 @@ def episode_picture(episode: Episode, names: Sequence[str], short: Sequence[str]
     for axis in axes.ravel():
         axis.set_axis_off()
     for label, (line, (own, chosen)) in enumerate(zip(axes, rows, strict=True)):
-        line[0].text(1, 0.5, "\n".join(textwrap.wrap(titles[label], 16)), fontsize=8, ha="right", va="center")
+        title = "\n".join(textwrap.wrap(_drawn(titles[label]), 16))
+        line[0].text(1, 0.5, title, fontsize=8, ha="right", va="center", parse_math=False)
         for axis, image in zip(line[1:], own, strict=False):
             _show(axis, image)
         for axis, query in zip(line[shots + 2 :], chosen, strict=False):
             _show(axis, episode.x_query[query])
             predicted = int(episode.probabilities[query].argmax())
-            text = f"{labels[predicted]} {episode.probabilities[query, predicted]:.2f}"
+            text = f"{_drawn(labels[predicted])} {episode.probabilities[query, predicted]:.2f}"
             wrong = predicted != label
-            axis.set_title(text, fontsize=8, color=WRONG if wrong else "black", weight="bold" if wrong else "normal")
+            look = {"color": WRONG, "weight": "bold"} if wrong else {"color": "black", "weight": "normal"}
+            axis.set_title(text, fontsize=8, parse_math=False, **look)
             if wrong:
                 _framed(axis)
     return figure
@@ -176,6 +178,11 @@ def _thinned(count: int, most: int = 2000) -> np.ndarray:
 def _show(axis: Any, image: np.ndarray) -> None:
     grey = {"cmap": "gray", "vmin": 0, "vmax": 255} if image.shape[-1] == 1 else {}
     axis.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, **grey)
+
+
+def _drawn(name: str) -> str:
+    """A class name as fonts have it: of a control, or half of a letter, they have nothing to show."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
 
 
 def _framed(axis: Any) -> None:

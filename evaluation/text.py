@@ -1,5 +1,6 @@
 """Numbers and tables as text."""
 
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -39,3 +40,37 @@ def format_percent(share: float, half_width: float | None = None) -> str:
     """87.3%, or 87.3 +- 0.6% with the half-width of an interval."""
     interval = "" if half_width is None else f" +- {100 * half_width:.1f}"
     return f"{100 * share:.1f}{interval}%"
+
+
+# Categories of what a terminal acts on or cannot show: controls, directions and joiners, halves of pairs, unassigned.
+UNSHOWN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet computes where a cell begins with it
+
+
+def plain(text: object) -> str:
+    """Text as a terminal may show it, whoever chose it: what would move the cursor or turn the line is written out.
+
+    A byte of a file name that is no text is shown as \\xff.
+    """
+    return "".join(_written_out(one) if unicodedata.category(one) in UNSHOWN else one for one in str(text))
+
+
+def _written_out(letter: str) -> str:
+    code = ord(letter)
+    if 0xDC80 <= code <= 0xDCFF:  # how Python holds a byte of a file name that is no text
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def csv_cell(text: object) -> str:
+    """Text as a cell that a spreadsheet shows and does not compute: formulas get an apostrophe; numbers stay."""
+    cell = str(text)
+    return f"'{cell}" if cell.startswith(FORMULA) and not _is_number(cell) else cell
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text == text.strip()

@@ -17,6 +17,7 @@ Hyper = dict[str, Float[Array, ""] | float]
 # Prior of log s2. With a deviation of 1.5 the scale ran away on Omniglot: beyond 100 the inner loop no longer converges
 # in a few steps, and then the gradient at its sites asks for more and more.
 SCALE, LOG_SCALE_DEVIATION = 30.0, 0.5
+FAR = 1e12  # a squared distance in length-scales, from which on every stationary kernel is 0
 
 
 def inner_products(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
@@ -28,18 +29,52 @@ def squared_distances(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[A
     """All |x - z|^2 [N, M], clamped at 0; the gradient at x = z is 0.
 
     Both sides are shifted by the mean of z first: the distances stay the same and far less cancels in float32. The
-    shift uses z alone, so a row does not depend on the other rows.
+    shift uses z alone, so a row does not depend on the other rows. Of rows too long to be squared it is only known
+    that they are far from all others (`_drawn_in`).
     """
     shift = jax.lax.stop_gradient(z.mean(axis=0))
-    x, z = x - shift, z - shift
+    return _distances(_drawn_in(x - shift), _drawn_in(z - shift))
+
+
+def squared_chords(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
+    """`squared_distances` of rows of length 1 or 0, which none is too long for."""
+    shift = jax.lax.stop_gradient(z.mean(axis=0))
+    return _distances(x - shift, z - shift)
+
+
+def _distances(x: Array, z: Array) -> Array:
     squares = (x * x).sum(axis=-1)[:, None] + (z * z).sum(axis=-1)[None, :]
     return jnp.maximum(squares - 2.0 * inner_products(x, z), 0.0)
 
 
+def _drawn_in(x: Array) -> Array:
+    """Rows that are too long to be squared (2^48 in float32), at the 16th root of what they are longer; others as is.
+
+    They keep their direction and order, and have no gradient. Selecting leaves the bits of all other rows alone.
+    """
+    limit = 2.0 ** (int(jnp.finfo(x.dtype).maxexp) // 2 - 16)
+    fixed = jax.lax.stop_gradient(x)
+    largest = jnp.abs(fixed).max(axis=-1, keepdims=True, initial=0.0)
+    return jnp.where(largest > limit, fixed * (limit / jnp.maximum(largest, limit)) ** (15 / 16), x)
+
+
 def unit_norm(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """x / |x| [N, D]; a zero vector stays zero, with zero gradient (all ReLUs of an image can be off)."""
+    """x / |x| [N, D] at any scale; a zero vector stays zero, with zero gradient (all ReLUs of an image can be off).
+
+    A vector whose squares overflow or vanish is divided by a power of two first, which is exact; it has no gradient.
+    """
+    half = int(jnp.finfo(x.dtype).maxexp) // 2
+    fixed = jax.lax.stop_gradient(x)
+    largest = jnp.abs(fixed).max(axis=-1, keepdims=True, initial=0.0)
+    long, short = largest > 2.0 ** (half - 16), (largest > 0) & (largest < 2.0 ** (16 - half))
+    scale = jnp.where(long, 2.0 ** (half + 16), 2.0 ** (-half - 16)).astype(x.dtype)
+    # A choice between two results leaves the bits of the plain one alone, and those of its gradient.
+    return jnp.where(long | short, _unit(fixed / scale), _unit(x))
+
+
+def _unit(x: Array) -> Array:
     squares = (x * x).sum(axis=-1, keepdims=True)
-    alive = squares > jnp.finfo(x.dtype).tiny
+    alive = ~(squares <= jnp.finfo(x.dtype).tiny)  # so that NaN stays NaN
     # The inner `where` keeps the unused branch finite: 0 * inf would put NaN into the gradient.
     return jnp.where(alive, x * jax.lax.rsqrt(jnp.where(alive, squares, 1.0)), 0.0)
 
@@ -137,8 +172,11 @@ class Stationary(Kernel):
         raise NotImplementedError(f"{type(self).__name__} has no profile")
 
     def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
-        prepare = unit_norm if self.unit else per_dimension
-        squares = squared_distances(prepare(x), prepare(z)) * jnp.exp(-2.0 * hyper["log_lengthscale"])
+        if self.unit:
+            squares = squared_chords(unit_norm(x), unit_norm(z))
+        else:
+            squares = squared_distances(per_dimension(x), per_dimension(z))
+        squares = squares * jnp.exp(-2.0 * hyper["log_lengthscale"])
         return jnp.exp(hyper["log_scale"]) * self.profile(squares)
 
     def diagonal(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, " N"]:
@@ -153,10 +191,15 @@ class RBF(Stationary):
         return jnp.exp(-0.5 * squares)
 
 
+def _matern_argument(squares: Array) -> Array:
+    """a, kept where a^2 is finite: exp(-a) is 0 long before, and infinity times that would be NaN."""
+    return jnp.sqrt(5.0 * jnp.minimum(squares, FAR))
+
+
 @jax.custom_jvp
 def matern52(squares: Float[Array, "*s"]) -> Float[Array, "*s"]:
-    """(1 + a + a^2 / 3) exp(-a) with a = sqrt(5 r^2), as a function of r^2."""
-    a = jnp.sqrt(5.0 * squares)
+    """(1 + a + a^2 / 3) exp(-a) with a = sqrt(5 r^2), as a function of r^2; 0 at infinity."""
+    a = _matern_argument(squares)
     return (1.0 + a + a * a / 3.0) * jnp.exp(-a)
 
 
@@ -164,7 +207,7 @@ def matern52(squares: Float[Array, "*s"]) -> Float[Array, "*s"]:
 def _matern52_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     """dk/d(r^2) = -5/6 (1 + a) exp(-a): no square root is differentiated, so nothing blows up at r = 0."""
     (squares,), (tangent,) = primals, tangents
-    a = jnp.sqrt(5.0 * squares)
+    a = _matern_argument(squares)
     return matern52(squares), -5.0 / 6.0 * (1.0 + a) * jnp.exp(-a) * tangent
 
 

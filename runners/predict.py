@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from fewshot.classifier import FewShotClassifier, InferenceFailedError
-from fewshot.evaluation.text import format_percent, format_table
+from fewshot.evaluation.text import csv_cell, format_percent, format_table, plain
 from fewshot.models.deep_kernel import holds_features
 from fewshot.runners.cli.flags import OneLineParser, check_output, positive, whole_number
 from fewshot.runners.cli.launch import launch
@@ -127,12 +127,12 @@ def _print(
     print(f"temperature {temperature:.3g}{before}")
     best = np.argsort(-probabilities, axis=1)[:, :2]
     rows = [
-        [name, *(f"{classes[k]} {format_percent(float(p[k]))}" for k in top)]
+        [plain(name), *(f"{plain(classes[k])} {format_percent(float(p[k]))}" for k in top)]
         for name, p, top in zip(query.names, probabilities, best, strict=True)
     ]
     print(format_table(["image", "most probable", "then"], rows[:SHOWN]))
     if len(rows) > SHOWN:
-        where = f"{config.csv} has" if config.csv else "--csv FILE writes"
+        where = f"{plain(config.csv)} has" if config.csv else "--csv FILE writes"
         print(f"... and {len(rows) - SHOWN} more; {where} all of them")
 
 
@@ -148,9 +148,10 @@ def _read_as(run: Run) -> str:
 def _csv(query: Images, classes: np.ndarray, probabilities: np.ndarray) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "prediction", *classes])
+    names = [csv_cell(one) for one in classes]
+    writer.writerow(["image", "prediction", *names])
     for name, row in zip(query.names, probabilities, strict=True):
-        writer.writerow([name, classes[np.argmax(row)], *(f"{value:.6f}" for value in row)])
+        writer.writerow([csv_cell(name), names[np.argmax(row)], *(f"{value:.6f}" for value in row)])
     return text.getvalue()
 
 

@@ -20,7 +20,7 @@ SIZE, CLASSES = 84, 200
 ARCHIVE = Archive(
     "CUB_200_2011.tgz",
     "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
-    "97eceeb196236b17998738112f37df78",
+    "0c685df5597a8b24909f6a7c9db6d11e008733779a671760afef78feb49bf081",
     1150,
 )
 crop = stretched_centre  # what makes an image of a photograph
@@ -34,7 +34,7 @@ def load(data_root: str | os.PathLike | None = None, size: int | None = None) ->
     """
     name, side = named("cub", size, SIZE)
     advice = (
-        f"fetch {ARCHIVE.url} ({ARCHIVE.megabytes} MB, MD5 {ARCHIVE.md5}) and unpack it there"
+        f"fetch {ARCHIVE.url} ({ARCHIVE.megabytes} MB, SHA-256 {ARCHIVE.sha256}) and unpack it there"
         f" (tar -xzf {ARCHIVE.name}), or point --data-root at the folder that has it"
     )
     path = find_folder(resolve_root(data_root), "CUB_200_2011/images", advice)

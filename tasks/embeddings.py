@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fewshot.tasks.arrays import Arrays
 from fewshot.tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from fewshot.tasks.files import Arrays, DataError
-from fewshot.tasks.images import Images, read_arrays
+from fewshot.tasks.files import DataError
+from fewshot.tasks.images import Images, labels_of, read_arrays
 from fewshot.tasks.photographs import SPLITS
 
 
@@ -41,18 +42,21 @@ def load_features(path: str | Path, width: int, labelled: bool) -> Images:
     if file.suffix != ".npz" or not file.is_file():
         raise DataError(f"expected an .npz file with features [N, {width}], as the run was trained on, got {path}")
     arrays = read_arrays(file, names)
-    features, labels = arrays["features"], arrays.get("labels", np.full(np.shape(arrays["features"])[:1], ""))
+    features = arrays["features"]
+    labels = arrays.get("labels", np.full(features.shape[:1] if features.ndim else (0,), ""))
     if features.ndim != 2 or features.shape[1] != width or labels.shape != features.shape[:1] or not len(labels):
         wanted = f"features [N, {width}]" + (" and labels [N]" if labelled else "")
         raise DataError(f"expected {wanted} in {path}, got {features.shape} and {labels.shape}; use the run's network")
     features = _finite(features, f"features of {path}")
-    return Images(
-        features[:, None, None], [f"{path}:{number}" for number in range(len(features))], [str(one) for one in labels]
-    )
+    entries = [f"{path}:{number}" for number in range(len(features))]
+    return Images(features[:, None, None], entries, labels_of(file, labels))
 
 
 def _finite(features: np.ndarray, what: str) -> np.ndarray:
-    features = features.astype(np.float32)
+    if features.dtype.kind not in "biuf":
+        raise DataError(f"expected numbers in {what}, got {features.dtype}; convert them")
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite, and is refused
+        features = features.astype(np.float32)
     if not np.isfinite(features).all():
         raise DataError(f"expected finite numbers in {what}, got NaN or infinity; remove them")
     return features
@@ -64,5 +68,6 @@ def _split(arrays: Arrays, part: str, path: str) -> tuple[Dataset, tuple[str, ..
         shapes = f"{features.shape} and {labels.shape}"
         raise DataError(f"expected {part}_features [I, D] and {part}_labels [I] in {path}, got {shapes}; reshape them")
     features = _finite(features, f"{part}_features of {path}")
+    labels = np.array(labels_of(Path(path), labels)) if labels.dtype.kind in "fS" else labels
     classes, number = np.unique(labels, return_inverse=True)
     return make_dataset(features[:, None, None], number), tuple(str(label) for label in classes)

@@ -11,15 +11,19 @@ from pathlib import Path
 
 import numpy as np
 
+from fewshot.tasks.arrays import Arrays
 from fewshot.tasks.episodes import Dataset, make_dataset
-from fewshot.tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert
+from fewshot.tasks.files import DAMAGE, Archive, DataError, check_digest, find_or_convert
 
 FILE = "emnist.npz"
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 IMAGES_PER_CLASS = 400
 ARCHIVES = (
     Archive(
-        "gzip.zip", "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "58c8d27c78d21e728a6bc7b3cc06412e", 562
+        "gzip.zip",
+        "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+        "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+        562,
     ),
 )
 IMAGES_SHA256 = "919c5ef71bf083370a5655fd1e8e94b9d25c90d35c62c4aa8570793dc768a6c3"

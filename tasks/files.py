@@ -1,30 +1,32 @@
 """Where data files live: the data root, checked downloads, and reading and writing `.npz` files.
 
 Every data set reads one `.npz` file from the data root. Where it is missing it is made from the public archives, which
-are taken from the data root too, or downloaded into it and checked against a published MD5 sum.
+are taken from the data root too, or downloaded into it and checked against a published SHA-256 sum.
 """
 
 import hashlib
-import io
 import os
+import secrets
+import struct
 import sys
-import tempfile
 import urllib.request
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from fewshot.tasks.arrays import Arrays, read_members
+
 ROOT_VARIABLE = "FEWSHOT_DATA"
 DOWNLOAD_VARIABLE = "FEWSHOT_DOWNLOAD"
-Arrays = dict[str, np.ndarray]
+MEGABYTE = 1_000_000
 # All that reading a damaged zip file raises; a damaged method or flag looks like a kind of zip file not supported.
 # Pillow calls a damaged PNG file bad syntax, and looks things up by numbers that it finds in others.
-DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+DAMAGED_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, struct.error, OverflowError)
 DAMAGE = (OSError, ValueError, LookupError, EOFError, SyntaxError, *DAMAGED_ZIP)
 
 
@@ -33,11 +35,11 @@ class DataError(ValueError):
 
 
 class Archive(NamedTuple):
-    """A public archive: file name, address, MD5 sum and size in megabytes (for the progress line)."""
+    """A public archive: file name, address, SHA-256 sum, and size in megabytes, which a download may not exceed."""
 
     name: str
     url: str
-    md5: str
+    sha256: str
     megabytes: int
 
 
@@ -104,15 +106,17 @@ def fetch(archive: Archive, root: Path, wanted_for: str) -> Path:
     """The path of a checked archive in the data root, downloaded if it is not there.
 
     Raises:
-        DataError: the download failed or is switched off, or the file's MD5 sum is not the published one.
+        DataError: the download failed or is switched off, or the file's SHA-256 sum is not the published one.
     """
     path = root / archive.name
     if path.exists():
-        digest = hashlib.md5(usedforsecurity=False)
+        if not path.is_file():
+            raise DataError(f"expected the archive {archive.name} in {root}, got no plain file; remove it")
+        digest = hashlib.sha256()
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
-        _check_md5(archive, digest.hexdigest(), str(path))
+        _check_sum(archive, digest.hexdigest(), str(path))
         return path
     by_hand = f"fetch {archive.url} by hand into {root}"
     if os.environ.get(DOWNLOAD_VARIABLE) == "0":
@@ -129,35 +133,62 @@ def fetch(archive: Archive, root: Path, wanted_for: str) -> Path:
     return path
 
 
+class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """Follows no redirection to another kind of address."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        _check_https(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def open_address(url: str) -> Any:
+    """The answer of an https address, to be read. Raises OSError, also for one of another kind."""
+    _check_https(url)
+    return urllib.request.build_opener(_HttpsOnly).open(url, timeout=20)
+
+
+def _check_https(url: str) -> None:
+    if not url.lower().startswith("https://"):
+        raise OSError(f"an address that is not https, {url}")
+
+
 def _download(archive: Archive, path: Path) -> None:
-    digest = hashlib.md5(usedforsecurity=False)
-    with _replacing(path) as part, urllib.request.urlopen(archive.url, timeout=20) as response:
+    digest, count = hashlib.sha256(), 0
+    with replacing(path) as part, open_address(archive.url) as response:
         while block := response.read(1 << 20):
+            count += len(block)
+            if count > (archive.megabytes + 1) * MEGABYTE:
+                raise OSError(f"more than the {archive.megabytes} MB that it has")
             digest.update(block)
             part.write(block)
-        _check_md5(archive, digest.hexdigest(), archive.url)
+        _check_sum(archive, digest.hexdigest(), archive.url)
 
 
-def _check_md5(archive: Archive, found: str, source: str) -> None:
-    if found != archive.md5:
+def _check_sum(archive: Archive, found: str, source: str) -> None:
+    if found != archive.sha256:
         raise DataError(
-            f"expected MD5 {archive.md5} for {archive.name}, got {found} from {source};"
+            f"expected SHA-256 {archive.sha256} for {archive.name}, got {found} from {source};"
             f" delete the file if it is there and fetch {archive.url} again"
         )
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A temporary file that becomes `path` when the block ends well: nobody ever sees half a file."""
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside `path` that becomes `path` when the block ends well: nobody ever sees half a file.
+
+    Its name cannot be guessed and must be new, so that nothing is written through a link that somebody put there; who
+    may read it is for the user's umask to say. A link at `path` itself is replaced. Raises OSError.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    staging = path.with_name(f".{path.name[:100]}.{secrets.token_hex(8)}.part")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(staging, flags, 0o666)
     try:
         with os.fdopen(handle, "wb") as part:
             yield part
-        os.chmod(name, 0o644)  # mkstemp gives 0600; data folders are often shared
-        os.replace(name, path)
+        os.replace(staging, path)
     finally:
-        Path(name).unlink(missing_ok=True)
+        staging.unlink(missing_ok=True)
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = True) -> None:
@@ -167,7 +198,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray], compress: bool = Tru
         DataError: the folder cannot be written to.
     """
     try:
-        with _replacing(path) as part:
+        with replacing(path) as part:
             (np.savez_compressed if compress else np.savez)(part, allow_pickle=False, **arrays)
     except OSError as error:
         raise DataError(f"expected to write {path}, got {error}; try another --data-root or XDG_CACHE_HOME") from error
@@ -180,9 +211,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> Arrays:
         DataError: the file is damaged, or an array is missing.
     """
     try:
-        with zipfile.ZipFile(path) as file:
-            members = {name: io.BytesIO(file.read(f"{name}.npy")) for name in names}
-        return {name: np.lib.format.read_array(member, allow_pickle=False) for name, member in members.items()}
+        return read_members(path, names)
     except DAMAGE as error:
         reason = " ".join(str(error).split())
         raise DataError(

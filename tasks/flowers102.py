@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt8
 
+from fewshot.tasks.arrays import Arrays
 from fewshot.tasks.episodes import Splits
-from fewshot.tasks.files import DAMAGE, Archive, Arrays, DataError, find_or_convert, read_npz, resolve_root
+from fewshot.tasks.files import DAMAGE, Archive, DataError, find_or_convert, read_npz, resolve_root
 from fewshot.tasks.photographs import alternate, cached, centre_square, decode, decode_all, divide, named, packed_jpegs
 
 if TYPE_CHECKING:
@@ -25,9 +26,19 @@ SIZE, QUALITY = 84, 85
 FILE = "flowers102_84.npz"
 _URL = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102/"
 ARCHIVES = (
-    Archive("102flowers.tgz", _URL + "102flowers.tgz", "52808999861908f626f3c1f4e79d11fa", 345),
-    Archive("imagelabels.mat", _URL + "imagelabels.mat", "e0620be6f572b9609742df49c70aed4d", 1),
-    Archive("setid.mat", _URL + "setid.mat", "a5357ecc9cb78c4bef273ce3793fc85c", 1),
+    Archive(
+        "102flowers.tgz",
+        _URL + "102flowers.tgz",
+        "2d01ecc807db462958cfe3d92f57a8c252b4abd240eb955770201e45f783b246",
+        345,
+    ),
+    Archive(
+        "imagelabels.mat",
+        _URL + "imagelabels.mat",
+        "4903e94206bac23bf772aadf06451916df56b58fc483a62db32a97b82656651d",
+        1,
+    ),
+    Archive("setid.mat", _URL + "setid.mat", "46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd", 1),
 )
 _NAMES = """pink primrose, hard-leaved pocket orchid, canterbury bells, sweet pea, english marigold, tiger lily, moon
 orchid, bird of paradise, monkshood, globe thistle, snapdragon, colt's foot, king protea, spear thistle, yellow

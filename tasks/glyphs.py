@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import UInt8
 
+from fewshot.tasks.arrays import Arrays
 from fewshot.tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from fewshot.tasks.files import Arrays, DataError, cache_folder, read_npz, write_npz
+from fewshot.tasks.files import DataError, cache_folder, read_npz, write_npz
 from fewshot.tasks.glyph_classes import SCRIPTS, GlyphClass, find_classes
 from fewshot.tasks.glyph_rendering import CANVAS, draw_letter, random_variation, vary
 

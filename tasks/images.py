@@ -16,12 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from fewshot.tasks.arrays import array_names, label_names, read_members
 from fewshot.tasks.files import DAMAGE, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+# What Pillow may take a file for, whatever its suffix: a PostScript file would be handed to Ghostscript, a program.
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 SYSTEM = ("Thumbs.db", "desktop.ini", "__MACOSX")  # files and folders of systems that do not begin with a dot
 DAMAGED_PICTURE = (struct.error, TypeError, OverflowError)  # what Pillow also raises for numbers of a wrong type
 ORIENTATION = 0x0112  # the Exif tag
@@ -49,7 +52,7 @@ def load_labelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
         if arrays["labels"].shape != arrays["images"].shape[:1]:
             shapes = f"images of shape {arrays['images'].shape} and labels of {arrays['labels'].shape}"
             raise DataError(f"expected one label for every image in {path}, got {shapes}")
-        return _from_array(path, arrays["images"], [str(label) for label in arrays["labels"]], shape, prepare)
+        return _from_array(path, arrays["images"], labels_of(path, arrays["labels"]), shape, prepare)
     files = [(file, folder.name) for folder in subfolders(path) for file in _images_of_a_class(folder)]
     classes = sorted({label for _, label in files})
     if len(classes) < 2:
@@ -67,7 +70,7 @@ def load_unlabelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
     path = Path(path)
     if path.suffix == ".npz":
         images = read_arrays(path, ("images",))["images"]
-        return _from_array(path, images, [""] * len(images), shape, prepare)
+        return _from_array(path, images, [""] * int(images.size and len(np.atleast_1d(images))), shape, prepare)
     files = [path] if path.is_file() else image_files(path)
     if not files:
         raise DataError(f"expected images ({', '.join(SUFFIXES)}) in {path}, got none")
@@ -105,7 +108,7 @@ def prepared_files(files: list[tuple[Path, str]], shape: Shape, prepare: Prepare
 
 
 def _from_array(path: Path, images: np.ndarray, labels: list[str], shape: Shape, prepare: Prepare) -> Images:
-    if images.ndim not in (3, 4) or not len(images):
+    if images.ndim not in (3, 4) or not images.size:
         raise DataError(f"expected images [N, H, W] or [N, H, W, Ch] in {path}, got shape {images.shape}")
     images = _bytes(images, path)
     if images.ndim == 4 and images.shape[-1] not in (1, 3, 4):
@@ -140,7 +143,9 @@ def opened(content: Path | io.BytesIO, name: str | Path) -> Iterator["Image"]:
     from PIL import Image
 
     try:
-        with Image.open(content) as picture:
+        if isinstance(content, Path) and content.exists() and not content.is_file():
+            raise OSError("it is no plain file")  # a pipe would be waited for
+        with Image.open(content, formats=FORMATS) as picture:
             yield picture
     except DataError:
         raise
@@ -196,15 +201,24 @@ def _on_paper(picture: "Image") -> "Image":
 def read_arrays(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Arrays of an .npz file of a user. Raises DataError for one that is damaged or has others."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            missing = [name for name in names if name not in file]
-            if missing:
-                raise DataError(f"expected the arrays {', '.join(names)} in {path}, got {', '.join(file) or 'none'}")
-            return {name: file[name] for name in names}
+        held = array_names(path)
+        if missing := [name for name in names if name not in held]:
+            wanted = f"expected the arrays {', '.join(names)} in {path}"
+            raise DataError(f"{wanted}, got {', '.join(held[:20]) or 'none'}; it lacks {', '.join(missing)}")
+        return read_members(path, names)
     except DataError:
         raise
-    except (*DAMAGE, TypeError) as error:  # the last: an .npy file under another name
-        raise DataError(f"expected an .npz file at {path}, got one that cannot be read ({error})") from error
+    except DAMAGE as error:
+        reason = " ".join(str(error).split())
+        raise DataError(f"expected an .npz file at {path}, got one that cannot be read ({reason})") from error
+
+
+def labels_of(path: Path, labels: np.ndarray) -> list[str]:
+    """Labels of an .npz file as text. Raises DataError for those that are none."""
+    try:
+        return label_names(labels)
+    except ValueError as error:
+        raise DataError(f"expected a label for every entry in {path}, got {error}; leave those out") from error
 
 
 def _check_folder(path: Path) -> None:
@@ -234,11 +248,19 @@ def image_files(path: Path) -> list[Path]:
 def _visible_files(path: Path) -> list[Path]:
     _check_folder(path)
     found: list[Path] = []
+    seen = {os.path.realpath(path)}  # a folder is read once, however many links lead to it, and around
     for name, folders, files in os.walk(path, followlinks=True):
         folder = Path(name)
-        folders[:] = [one for one in folders if not _is_hidden(one) and not _leads_back(folder / one)]
+        kept = []
+        for one in sorted(folders, key=lambda one: ((folder / one).is_symlink(), one)):
+            real = os.path.realpath(folder / one)
+            if not _is_hidden(one) and real not in seen and not _leads_back(folder / one):
+                kept.append(one)
+                seen.add(real)
+        folders[:] = kept
         found += [folder / one for one in files if not _is_hidden(one)]
-    return sorted(file for file in found if file.is_file() or file.is_symlink())
+    # Pipes and devices are no files, nor are links to them; a link that leads nowhere is left to whoever opens it.
+    return sorted(file for file in found if file.is_file() or not file.exists())
 
 
 def _leads_back(folder: Path) -> bool:

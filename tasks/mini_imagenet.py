@@ -77,12 +77,24 @@ def _from_lists(name: str, side: int, path: Path) -> Splits:
 
 
 def _read_list(path: Path) -> list[tuple[str, str]]:
-    """(file name, label) of every row."""
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        if not {"filename", "label"} <= set(reader.fieldnames or ()):
-            raise DataError(f"expected the columns filename and label in {path}, got {reader.fieldnames}; {LAYOUT}")
-        return [(row["filename"], row["label"]) for row in reader]
+    """(file name, label) of every row. Raises DataError for a file that is no such list."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            columns = reader.fieldnames or ()
+            if not {"filename", "label"} <= set(columns):
+                raise DataError(f"expected the columns filename and label in {path}, got {columns}; {LAYOUT}")
+            rows = [(row["filename"], row["label"]) for row in reader]
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(
+            f"expected a list of images in {path}, got one that cannot be read ({error}); {LAYOUT}"
+        ) from error
+    for number, (name, label) in enumerate(rows, 2):
+        if not name or not label or Path(name).name != name or "\0" in name:
+            raise DataError(
+                f"expected the name of a file and a label in row {number} of {path}, got {name!r}, {label!r}"
+            )
+    return rows
 
 
 def _check(path: Path, counts: list[int]) -> None:

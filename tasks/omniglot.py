@@ -13,8 +13,9 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from fewshot.tasks import emnist
+from fewshot.tasks.arrays import Arrays
 from fewshot.tasks.episodes import Dataset, Splits, make_dataset, make_splits
-from fewshot.tasks.files import DAMAGE, Archive, Arrays, DataError, check_digest, find_or_convert, resolve_root
+from fewshot.tasks.files import DAMAGE, Archive, DataError, check_digest, find_or_convert, resolve_root
 
 # Fixed once: five families of writing (Indic, Semitic old and new, invented, Philippine) with 111 characters.
 VALIDATION_ALPHABETS = ("Balinese", "Early_Aramaic", "Futurama", "Hebrew", "Tagalog")
@@ -22,8 +23,18 @@ FILE = "omniglot.npz"
 SUBSETS = ("background", "evaluation")
 _URL = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
 ARCHIVES = (
-    Archive("images_background.zip", _URL + "images_background.zip", "68d2efa1b9178cc56df9314c21c6e718", 9),
-    Archive("images_evaluation.zip", _URL + "images_evaluation.zip", "6b91aef0f799c5bb55b94e3f2daec811", 6),
+    Archive(
+        "images_background.zip",
+        _URL + "images_background.zip",
+        "ad41ab679c8b5d90b271ef46be6987cc81211774a695c29dcc5367b2b26ee640",
+        9,
+    ),
+    Archive(
+        "images_evaluation.zip",
+        _URL + "images_evaluation.zip",
+        "1f61a8f3366785b057fc117d9228e78a16e3d976c8953b2a10fcc74cf0609cee",
+        6,
+    ),
 )
 IMAGES_SHA256 = "d76a1451bb8709f84cd8678e2c1e218339e26c1e23790e402fb39f8144e9a3db"
 _ARRAYS = ("images", "character", "character_names", "character_alphabet", "alphabet_names")
@@ -126,7 +137,7 @@ def _shrink(archive: zipfile.ZipFile, member: str) -> np.ndarray:
     """One 105x105 drawing as a 28x28 area average, ink bright."""
     from PIL import Image
 
-    with archive.open(member) as file, Image.open(file) as drawing:
+    with archive.open(member) as file, Image.open(file, formats=("PNG",)) as drawing:
         ink = Image.fromarray(np.where(np.asarray(drawing.convert("L")) < 128, np.uint8(255), np.uint8(0)))
     return np.asarray(ink.resize((28, 28), Image.Resampling.BOX))
 

@@ -12,17 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import UInt8
 
+from fewshot.tasks.arrays import Arrays
 from fewshot.tasks.episodes import Splits
-from fewshot.tasks.files import (
-    DAMAGE,
-    Archive,
-    Arrays,
-    DataError,
-    check_digest,
-    find_or_convert,
-    read_npz,
-    resolve_root,
-)
+from fewshot.tasks.files import DAMAGE, Archive, DataError, check_digest, find_or_convert, read_npz, resolve_root
 from fewshot.tasks.photographs import cached, centre_square, decode_all, divide, named, packed_jpegs
 
 if TYPE_CHECKING:
@@ -33,8 +25,8 @@ FILE = "tinyimagenet64.npz"
 ARCHIVES = (
     Archive(
         "tiny-imagenet-200.zip",
-        "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-        "90528d7ca1a48142e341f4ef8d21d0de",
+        "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
         248,
     ),
 )

@@ -91,3 +91,34 @@ def test_only_entries_newer_than_the_last_check_are_read(tmp_path):
 @pytest.mark.parametrize("entry", [b"", b"\x78", b"\x78\x9cgarbage"])
 def test_incomplete_entries(entry):
     assert not compilation_cache._is_complete(entry)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
+def test_a_folder_that_others_can_write_to_is_not_used(settings, tmp_path, capsys, mode, named):
+    """Who can write there could have any program of his run: entries are machine code."""
+    folder = compilation_cache.enable()
+    if named:
+        folder = tmp_path / "mine"
+        folder.mkdir()
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+    folder.chmod(mode)
+    assert compilation_cache.enable() is None
+    assert jax.config.values["jax_compilation_cache_dir"] is None
+    assert f"others may write to {folder}" in capsys.readouterr().err
+
+
+def test_a_folder_of_somebody_else_is_not_used(settings, monkeypatch, capsys):
+    folder = compilation_cache.enable()
+    assert compilation_cache.is_private(folder)
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    assert compilation_cache.enable() is None and "no compilation cache" in capsys.readouterr().err
+
+
+def test_a_new_folder_is_private_whatever_the_umask(settings):
+    before = os.umask(0)
+    try:
+        folder = compilation_cache.enable()
+    finally:
+        os.umask(before)
+    assert folder is not None and compilation_cache.is_private(folder)

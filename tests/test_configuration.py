@@ -134,6 +134,41 @@ def test_bad_flags_are_refused_in_one_line(flags, message):
     assert refused(*flags) == message
 
 
+@pytest.mark.parametrize(
+    "setting, message",
+    [
+        ("backbone.width=0", "between 1 and 1024, got 0"),
+        ("backbone.width=-1", "between 1 and 1024, got -1"),
+        ("backbone.width=1000000", "between 1 and 1024, got 1000000"),
+        ("kernel.log_scale=1e6", "between -40 and 40, got 1000000"),
+        ("kernel.log_lengthscale=-1000", "between -40 and 40, got -1000"),
+        ("kernel.prior_scale=1e6", "between 1e-05 and 100000, got 1000000"),
+        ("kernel.prior_scale=inf", "got inf"),
+        ("kernel.prior_scale=nan", "got nan"),
+        ("trainer.learning_rate=inf", "at most 1000, got inf"),
+        ("trainer.learning_rate=nan", "got nan"),
+        ("trainer.clip_norm=nan", "got nan"),
+        ("trainer.log_every=1000000000000", "got 1000000000000"),
+        (f"trainer.clip_norm={'9' * 400}", "got 999"),
+        (f"trainer.clip_norm={'9' * 5000}", "got inf"),
+        ("inference.rho=nan", "got nan"),
+        ("inference.expectation=1000000000000", "at most 1e"),
+        ("likelihood.prediction_draws=0", "between 2 and"),
+        ("backbone.momentum=2", "between 0 and 1, got 2"),
+    ],
+)
+def test_settings_that_no_computer_can_work_with_are_refused_before_anything_is_written(setting, message, tmp_path):
+    said = refused("--set", setting, "--run-dir", str(tmp_path / "run"))
+    assert said.startswith(f"--set {setting.partition('=')[0]}: expected a number") and message in said
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("seed", [2**32, 2**63 - 1])
+def test_a_seed_of_which_jax_takes_a_part_is_refused(seed):
+    assert f"--seed must be at most 4294967295, got {seed}" in refused("--seed", str(seed))
+    assert resolve(parse(["--seed", str(2**32 - 1)])).seed == 2**32 - 1
+
+
 def test_settings_reach_the_constructors():
     flags = ["--likelihood", "gaussian", "--kernel", "poly1", "--backbone", "mlp"]
     settings = ["likelihood.noise=0.5", "kernel.log_offset=1", "kernel.degree=2", "backbone.width=7"]

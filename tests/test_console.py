@@ -149,3 +149,37 @@ def test_expected_errors_become_one_line_and_exit_code_2(capsys):
 def test_other_errors_keep_their_traceback():
     with pytest.raises(KeyError), one_line_errors(ValueError):
         raise KeyError("a mistake of ours")
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("Black_footed Albatross, é 字 🙂", "Black_footed Albatross, é 字 🙂"),
+        ("\x1b[2J\x1b[31mred", r"\x1b[2J\x1b[31mred"),
+        ("two\nlines\r\t\0", r"two\x0alines\x0d\x09\x00"),
+        ("\x9b31m", r"\x9b31m"),  # the same escape in one byte
+        ("gnp.\u202eexe", r"gnp.\u202eexe"),  # which a terminal would show as exe.png
+        ("caf\udce9.png", r"caf\xe9.png"),  # a file name in Latin 1
+        ("\ud800", r"\ud800"),
+        (3, "3"),
+    ],
+)
+def test_names_are_shown_as_text(text, shown):
+    assert texts.plain(text) == shown
+    texts.plain(text).encode()
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd", "-a", "@SUM(A1)", "\t=1", "\r=1", "=HYPERLINK(0)"])
+def test_a_formula_in_a_cell_is_text(text):
+    assert texts.csv_cell(text) == "'" + text
+
+
+@pytest.mark.parametrize("text", ["ash", "a=b", "-1", "+1.5", "-1e-3", "", 7, "é"])
+def test_other_cells_stay_as_they_are(text):
+    assert texts.csv_cell(text) == str(text)
+
+
+def test_an_error_does_not_reach_the_terminal_as_a_command(capsys):
+    with pytest.raises(SystemExit), console.one_line_errors(ValueError):
+        raise ValueError("no class \x1b]0;title\x07 caf\udce9")
+    assert capsys.readouterr().err == "error: no class \\x1b]0;title\\x07 caf\\xe9\n"

@@ -99,3 +99,15 @@ def test_a_page_escapes_its_texts_and_holds_its_pictures():
         assert escaped in text
     assert "<script" not in text and text.count("<img ") == text.count('src="data:image/png;base64,') == 1
     assert report.png(figure) == report.png(figure)
+
+
+def test_class_names_are_drawn_as_text():
+    """Two dollar signs are a formula to matplotlib, which fails at one that is none; a control has no picture."""
+    images = np.zeros((2, 4, 4, 1), np.uint8)
+    names = [r"$\undefined$", "a\x1b[31m$5$"]
+    shown = plots.Episode(images, np.arange(2), images, np.arange(2), np.array([[0.9, 0.1], [0.6, 0.4]]))
+    figure = plots.episode_picture(shown, names, names)
+    assert report.png(figure)
+    assert [text.get_text() for axis in figure.axes for text in axis.texts] == [names[0], "a\ufffd[31m$5$"]
+    titles = {axis.get_title() for axis in figure.axes} - {""}
+    assert titles == {f"{names[0]} 0.90", f"{names[0]} 0.60"}

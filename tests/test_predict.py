@@ -1,6 +1,7 @@
 """FewShotClassifier and predict.py: folders and files of images in, probabilities out, and what they refuse."""
 
 import csv
+import os
 import struct
 import subprocess
 import sys
@@ -545,3 +546,18 @@ def test_bad_images_are_refused_in_one_line(tiny_run, folders, tmp_path, capsys)
         predict.command_line([str(tiny_run.path), "--support", str(folders / "support"), "--query", str(damaged)])
     printed = capsys.readouterr().err
     assert exit_info.value.code == 2 and printed.count("\n") == 1 and "got one that cannot be read" in printed
+
+
+def test_names_of_classes_and_files_are_text_on_the_screen_and_in_a_table(tmp_path, tiny_run, task, capsys):
+    names = ["=1+1", "\x1b[2J"]
+    for name, y in zip(names, (0, 1), strict=True):
+        (tmp_path / "support" / name).mkdir(parents=True)
+        image = Image.fromarray(task.x_support[task.y_support == y][0].squeeze(-1))
+        image.save(tmp_path / "support" / name / os.fsdecode(b"caf\xe9.png"))
+    given = [str(tiny_run.path), "--support", str(tmp_path / "support"), "--query", str(tmp_path / "support")]
+    assert predict.command_line([*given, "--temperature", "1", "--csv", str(tmp_path / "a.csv")]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed and r"\x1b[2J" in printed and r"caf\xe9.png" in printed
+    with (tmp_path / "a.csv").open(newline="", errors="surrogateescape") as file:
+        header, *rows = csv.reader(file)
+    assert sorted(header[2:]) == sorted(["'=1+1", names[1]]) and {row[1] for row in rows} <= set(header[2:])

@@ -1,6 +1,7 @@
 """Photographs, folders and features of a user: sizes, splits, the cache, the public archives, and what is refused."""
 
 import io
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -27,7 +28,7 @@ from fewshot.tasks import (
 )
 from fewshot.tasks.embeddings import load_features
 from fewshot.tasks.files import read_npz, write_npz
-from fewshot.tasks.images import load_unlabelled, picture_of, whole
+from fewshot.tasks.images import load_labelled, load_unlabelled, picture_of, whole
 from fewshot.tasks.photographs import SPLITS, alternate, centre_square, split_name, stretched_centre
 
 
@@ -409,3 +410,100 @@ def test_features_stand_in_for_images(tmp_path):
 @pytest.mark.parametrize("name", ["glyphs-28", "folder", "folder:", "cub:x", "flowers"])
 def test_other_names_are_refused_with_those_that_there_are(name):
     refused(name, None, f"got {name!r}", "glyphs", "flowers102", "folder:PATH", "embeddings:PATH")
+
+
+def test_programs_are_not_started_for_what_is_named_a_picture(tmp_path, monkeypatch):
+    """A PostScript file is run by Ghostscript where Pillow may choose the format."""
+    from PIL import EpsImagePlugin
+
+    started = []
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: started.append(1))
+    script = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
+    (tmp_path / "a.png").write_bytes(script)
+    for read in (
+        lambda: load_unlabelled(tmp_path / "a.png", (8, 8, 1), whole),
+        lambda: photographs.decode(script, 8, centre_square, "a.png"),
+    ):
+        with pytest.raises(DataError, match=r"expected an image in .*a.png, got one that cannot be read"):
+            read()
+    assert not started
+
+
+@pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM"])
+def test_safe_formats_are_read_whatever_their_suffix(name, tmp_path):
+    picture(7, (9, 9)).save(tmp_path / "a.png", name)
+    assert load_unlabelled(tmp_path / "a.png", (9, 9, 3), whole).pixels.shape == (1, 9, 9, 3)
+
+
+def test_links_to_each_other_are_followed_once_and_pipes_never(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+        picture(1).save(folder / f"{folder.name}.png")
+    (one / "a").symlink_to(two)
+    (two / "b").symlink_to(one)
+    (one / "c").symlink_to(two)  # another way to the same
+    os.mkfifo(one / "pipe.png")
+    (one / "device.png").symlink_to("/dev/zero")
+    (one / "to a pipe.png").symlink_to(one / "pipe.png")
+    names = load_unlabelled(one, (8, 8, 3), whole).names
+    assert names == [str(one / "a" / "two.png"), str(one / "one.png")]
+    for name in ("pipe.png", "device.png", "pipe.npz"):
+        (tmp_path / "pipe.npz").exists() or os.mkfifo(tmp_path / "pipe.npz")
+        with pytest.raises(DataError):
+            load_unlabelled((tmp_path if name.endswith("npz") else one) / name, (8, 8, 3), whole)
+    with pytest.raises(DataError, match="no plain file"):
+        photographs.decode(one / "pipe.png", 8, centre_square, "a.png")
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"images": np.zeros((2, 4, 4), np.complex64), "labels": ["a", "b"]}, "type '<c8', expected numbers or words"),
+        ({"images": np.zeros((2, 4, 4), "M8[D]"), "labels": ["a", "b"]}, r"type '<M8\[D\]'"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": [1.0, np.nan]}, "got labels that are NaN or infinite"),
+        ({"images": np.zeros((2, 4, 4), np.uint8), "labels": np.zeros((2, 1))}, r"labels of \(2, 1\)"),
+        ({"images": np.uint8(3), "labels": np.uint8(3)}, r"got shape \(\)|labels of"),
+        ({"images": np.zeros((2, 0, 4), np.float32), "labels": ["a", "b"]}, r"got shape \(2, 0, 4\)"),
+        ({"images": np.zeros((2, 4, 4), np.int64), "labels": ["a", "b"]}, "got int64"),
+        ({"images": np.array([["a", "b"]] * 2)[None], "labels": ["a"]}, "got <U1"),
+    ],
+)
+def test_arrays_that_are_no_images_are_refused_in_one_line(arrays, message, tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=message) as error:
+        load_labelled(tmp_path / "a.npz", (4, 4, 1), whole)
+    assert "a.npz" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"features": np.full((2, 3), 1e300), "labels": ["a", "b"]}, "expected finite numbers"),
+        ({"features": np.array([["x"] * 3] * 2), "labels": ["a", "b"]}, "expected numbers in features"),
+        ({"features": np.zeros((2, 3)), "labels": [np.nan, 1.0]}, "got labels that are NaN"),
+        ({"features": np.float32(1.0), "labels": np.float32(1.0)}, r"got \(\) and \(\)"),
+    ],
+)
+def test_features_that_are_none_are_refused_in_one_line(arrays, message, tmp_path):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(DataError, match=message) as error:
+        load_features(tmp_path / "a.npz", 3, labelled=True)
+    assert "a.npz" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"filename,label\na.jpg\n", "in row 2 .*, got 'a.jpg', None"),
+        (b"filename,label\n../../a.jpg,a\n", "in row 2 .*, got '../../a.jpg'"),
+        (b"filename,label\na.jpg,\xff\n", "got one that cannot be read"),
+        (b"filename,label\n" + b"a" * 200_000 + b",b\n", "got one that cannot be read .*field larger"),
+        (b"", "expected the columns filename and label"),
+    ],
+)
+def test_lists_that_are_none_are_refused_in_one_line(content, message, tmp_path):
+    (tmp_path / "train.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message) as error:
+        mini_imagenet._read_list(tmp_path / "train.csv")
+    assert "train.csv" in str(error.value) and "\n" not in str(error.value)

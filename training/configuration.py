@@ -1,16 +1,18 @@
 """The configuration of a run: the flags of meta_train.py, their checks, and what `auto` becomes."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from fewshot import inference, learners, models
+from fewshot.evaluation.text import plain
 from fewshot.learners import TrainsOn
 from fewshot.models.deep_kernel import starting_values
 from fewshot.tasks.augmentation import AUGMENTATIONS
 from fewshot.training import defaults, run_directory
-from fewshot.training.overrides import ConfigError, Override, check_overrides, converted
+from fewshot.training.overrides import LARGEST_SEED, ConfigError, Override, check_overrides, converted
 
 AUTO = "auto"
 TRAINING, HELD_OUT = "training", "held-out"  # classes
@@ -26,6 +28,18 @@ REGISTRIES: dict[str, Mapping[str, Callable]] = {
 }
 # The parts of a Gaussian process, which other learners do not have.
 OF_GAUSSIAN_PROCESS = ("likelihood", "inference", "objective", "hypergradient", "kernel", "inner_steps")
+# Least and largest values of the numbers of a run.
+WHOLE = {
+    "way": (2, 10_000),
+    "shot": (1, 100_000),
+    "query": (1, 100_000),
+    "episodes": (1, 10**9),
+    "tasks_per_step": (1, 10**6),
+    "inner_steps": (1, 10**5),
+    "seed": (0, LARGEST_SEED),
+}
+LARGEST_IMAGE = 1 << 20  # numbers of an image
+SPLITS = {"train", "validation", "test"}
 # Where a run lives and how it is started are no part of what it computes.
 NOT_STORED = {"run_dir", "resume", "data_root", "coordinator", "processes", "process_id"}
 
@@ -125,21 +139,82 @@ class RunConfig:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any], **location: Any) -> "RunConfig":
-        """The configuration of a run folder. Raises ConfigError for fields that are missing or not known."""
+        """The configuration of a run folder, which may be anybody's.
+
+        Raises ConfigError, naming the file and the field, for fields that are missing or not known, and for values that
+        no run has.
+        """
+        run_dir = location.get("run_dir")
+        where = plain(str(Path(run_dir) / "config.json")) if run_dir else "config.json"
         known = {entry.name for entry in fields(cls)} - NOT_STORED
         stored = {"learner": GAUSSIAN_PROCESS, **stored}  # the only one of schema version 1
         wrong = known ^ (stored.keys() - {"image_shape", "environment", "classes", "training_classes"})
         if wrong:
-            names = ", ".join(sorted(wrong))
-            raise ConfigError(
-                f"expected config.json with the fields of this version, got others ({names}); train again"
-            )
+            names = plain(", ".join(sorted(wrong)))[:200]
+            raise ConfigError(f"expected {where} with the fields of this version, got others ({names}); train again")
+        own = stored["learner"] == GAUSSIAN_PROCESS
+        for name, value in stored.items():
+            expected = _expected_of(name, value) if own else _expected_of_others(name, value)
+            if expected:
+                raise ConfigError(f"{where}: expected {expected} as {name}, got {plain(repr(value))[:60]}; train again")
         # Runs from before random changes of training images had none, and one prior for all likelihoods.
         settings = {"trainer.augment": "none", **stored["settings"]}
         if stored["learner"] == GAUSSIAN_PROCESS:
             settings = {"kernel.prior_scale": 30.0, **settings}
         decided = {"chosen": tuple(stored["chosen"]), "settings": settings}
-        return cls(**{name: stored[name] for name in known} | decided, **location)
+        config = cls(**{name: stored[name] for name in known} | decided, **location)
+        try:
+            check_overrides(config.settings, override_targets(config))
+            _ = config.trainer  # its own checks
+        except ConfigError as error:
+            raise ConfigError(f"{where}: settings: {str(error).removeprefix('--set ')}; train again") from error
+        return config
+
+
+def _expected_of(name: str, value: Any) -> str:
+    """What the field of a config.json must be, in words; empty where it is."""
+    if name in WHOLE:
+        least, largest = WHOLE[name]
+        good = type(value) is int and least <= value <= largest
+        return "" if good else f"a whole number from {least} to {largest}"
+    if name in REGISTRIES:
+        good = isinstance(value, str) and value in REGISTRIES[name]
+        return "" if good else f"one of {', '.join(REGISTRIES[name])}"
+    good, expected = {
+        "dataset": (isinstance(value, str) and 0 < len(value) < 5000 and value.isprintable(), "a name"),
+        "settings": (_is_settings(value), "values of --set by their names"),
+        "chosen": (isinstance(value, list) and set(map(str, value)) <= {*WHOLE, *REGISTRIES}, "a list of fields"),
+        "image_shape": (_is_shape(value), "height, width and channels"),
+        "training_classes": (type(value) is int and 0 <= value <= 10**7, "a whole number"),
+        "classes": (_is_classes(value), "lists of names for train, validation and test"),
+        "environment": (isinstance(value, dict), "names and values"),
+    }[name]
+    return "" if good else expected
+
+
+def _expected_of_others(name: str, value: Any) -> str:
+    """The same for learners without the parts of a Gaussian process, which they keep as they are by default."""
+    if name in OF_GAUSSIAN_PROCESS:
+        default = RunConfig.__dataclass_fields__[name].default
+        return "" if value == default else f"{default}, as the learner has none,"
+    if name == "episodes" and value == 0 and type(value) is int:  # it learns from nothing
+        return ""
+    return _expected_of(name, value)
+
+
+def _is_settings(value: Any) -> bool:
+    named = isinstance(value, dict) and all(name.count(".") == 1 for name in value)
+    return named and all(one is None or type(one) in (bool, int, float, str) for one in value.values())
+
+
+def _is_shape(value: Any) -> bool:
+    whole = isinstance(value, list | tuple) and len(value) == 3 and all(type(one) is int and one > 0 for one in value)
+    return whole and math.prod(value) <= LARGEST_IMAGE
+
+
+def _is_classes(value: Any) -> bool:
+    lists = isinstance(value, dict) and value.keys() == SPLITS and all(isinstance(one, list) for one in value.values())
+    return lists and all(isinstance(name, str) for one in value.values() for name in one)
 
 
 def begun(asked: RunConfig, path: Path) -> RunConfig:
@@ -169,6 +244,10 @@ def resolve(config: RunConfig) -> RunConfig:
     for name, least in limits.items():
         if getattr(config, name) < least:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {least}, got {getattr(config, name)}")
+        if getattr(config, name) > WHOLE[name][1]:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} must be at most {WHOLE[name][1]}, got {str(getattr(config, name))[:40]}"
+            )
     check_overrides(config.settings, override_targets(config))
     # All of the trainer's settings are stored: a later version with other defaults resumes a run as it began.
     trainer = {f"trainer.{name}": value for name, value in asdict(config.trainer).items()}

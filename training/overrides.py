@@ -1,12 +1,39 @@
 """`--set group.name=value`: which names exist is read off the constructors, so nothing is listed twice."""
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fewshot.models.expectations import Exact, ExpectationRule, MonteCarlo
+
+LARGEST_LOG = 40.0  # of a hyper-parameter that is exponentiated: exp(2 x 40) is a number in float32
+LARGEST_SEED = 2**32 - 1  # JAX takes the lower 32 bits of a seed
+# Least and largest values by the name of the setting. Constructors say which values make sense; these are the ones
+# that a computer can work with: beyond them numbers overflow, or arrays do not fit into any memory.
+LIMITS: dict[str, tuple[float, float]] = {
+    "width": (1, 1024),
+    "degree": (1, 6),
+    "chains": (1, 10_000),
+    "prediction_draws": (2, 1_000_000),
+    "expectation": (-math.inf, 1_000_000),
+    "prior_scale": (1e-5, 1e5),
+    "temperature": (1e-4, 1e4),
+    "noise": (1e-8, 1e8),
+    "momentum": (0.0, 1.0),
+    "mean": (-LARGEST_LOG, LARGEST_LOG),
+    "learning_rate": (-math.inf, 1e3),
+    "kernel_learning_rate": (-math.inf, 1e3),
+    "clip_norm": (-math.inf, 1e30),
+    "log_every": (-math.inf, 1_000_000),
+    "steps_per_dispatch": (-math.inf, 1_000_000),
+    "validation_episodes": (-math.inf, 1_000_000),
+    "temperature_episodes": (-math.inf, 1_000_000),
+    "test_episodes": (-math.inf, 1_000_000),
+}
+HYPERPARAMETERS = ("log_scale", "log_lengthscale", "log_offset", "log_noise", "log_temperature")
 
 
 class ConfigError(ValueError):
@@ -39,6 +66,8 @@ class Override(NamedTuple):
     def convert(self, value: Any) -> Any:
         """The value in a type that the constructor accepts. Raises ConfigError."""
         accepted = self.accepted
+        if type(value) in (int, float) and accepted & {int, float, ExpectationRule}:
+            self._check_range(value)
         if type(value) in accepted:
             return value
         if float in accepted and type(value) is int:
@@ -48,6 +77,14 @@ class Override(NamedTuple):
         if ExpectationRule in accepted and (value == "exact" or type(value) is int):
             return Exact() if value == "exact" else self._monte_carlo(value)
         raise ConfigError(f"{self.name}: expected {self._wanted()}, got {value!r} (default {self.default})")
+
+    def _check_range(self, value: float) -> None:
+        least, largest = LIMITS.get(self.name, (-1e30, 1e30) if float in self.accepted else (-(2**31), 2**31 - 1))
+        if self.name in HYPERPARAMETERS:
+            least, largest = -LARGEST_LOG, LARGEST_LOG
+        if not (least <= value <= largest and -1e308 < value < 1e308):  # written so that nan is refused
+            span = f"at most {largest:g}" if least == -math.inf else f"between {least:g} and {largest:g}"
+            raise ConfigError(f"{self.name}: expected a number {span}, got {str(value)[:40]} (default {self.default})")
 
     def _monte_carlo(self, draws: int) -> MonteCarlo:
         try:
@@ -81,7 +118,7 @@ def parse_override(text: str) -> tuple[str, Any]:
 def check_overrides(settings: Mapping[str, Any], targets: Targets) -> None:
     """Raises ConfigError, listing the valid names, for one that no constructor of this run has or a wrong type."""
     for dotted in settings:
-        group, name = dotted.split(".")
+        group, _, name = dotted.partition(".")
         if group not in targets:
             raise ConfigError(f"--set {dotted}: expected one of the groups {', '.join(targets)}, got {group!r}")
         known = {override.name: override for override in targets[group]}

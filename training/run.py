@@ -32,8 +32,12 @@ from fewshot.training.configuration import (
     prior_mean,
 )
 from fewshot.training.data import check_own_classes, load_splits
-from fewshot.training.overrides import ConfigError, converted
+from fewshot.training.overrides import LARGEST_LOG, ConfigError, converted
 from fewshot.training.run_directory import RunDirectory, RunError
+
+EXPORT_AGAIN = "export it again by training with --resume"
+WORDS = {"f": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "true or false"}
+LARGEST_TEMPERATURE = 1e6
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,12 @@ def load_run(run_dir: str | Path) -> Run:
     directory = run_directory.load(Path(run_dir))
     stored = directory.load_weights()
     config = RunConfig.from_json(directory.config, run_dir=str(run_dir))
-    run = build_run(config, tuple(directory.config["image_shape"]), directory.config.get("training_classes", 0))
+    if "image_shape" not in directory.config:
+        raise RunError(f"expected an image_shape in {directory.path / 'config.json'}, got none; train again")
+    try:  # both were checked with the rest
+        run = build_run(config, tuple(directory.config["image_shape"]), directory.config.get("training_classes", 0))
+    except ConfigError as error:
+        raise RunError(f"{directory.path / 'config.json'}: {error}") from error
     run = replace(run, own_classes=directory.config.get("classes"))
     return with_weights(run, stored, directory.weights)
 
@@ -135,17 +144,43 @@ def with_weights(run: Run, stored: dict[str, Any], source: Path) -> Run:
     """The run at exported weights. Raises RunError if they are those of another configuration."""
     stored = _of_this_version(stored)
     graph, state = nnx.split(run.learner)
-    wrong = _shapes({"learner": nnx.to_pure_dict(state)}) ^ _shapes({"learner": stored.get("learner", {})})
-    if wrong or not {"temperature", "step"} <= stored.keys():
-        first = min(wrong, default=("temperature or step", ""))[0]
-        raise RunError(f"{source} does not fit its config.json (at {first}); export it again by training with --resume")
+    expected = {"learner": nnx.to_pure_dict(state), "temperature": np.ones(()), "step": np.zeros((), int)}
+    wrong = _shapes(expected) ^ _shapes(stored)
+    if wrong:
+        raise RunError(f"{source} does not fit its config.json (at {min(wrong)[0]}); {EXPORT_AGAIN}")
+    _check_numbers(stored, expected, source)
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, stored["learner"]))
     return replace(run, learner=nnx.merge(graph, state), temperature=float(stored["temperature"]))
 
 
+def _check_numbers(found: Mapping[Any, Any], expected: Mapping[Any, Any], source: Path) -> None:
+    """Raises RunError for an array of another kind, or with a value that a run cannot have."""
+    kinds = {name: np.asarray(leaf).dtype.kind for name, leaf in _named_leaves(expected)}
+    for name, leaf in _named_leaves(found):
+        array = np.asarray(leaf)
+        if array.dtype.kind != kinds[name]:
+            raise RunError(f"{source}: expected {WORDS[kinds[name]]} as {name}, got {array.dtype}; {EXPORT_AGAIN}")
+        low, high = _limits(name)
+        with np.errstate(over="ignore"):  # a double may be infinite in the precision of this process
+            values = array.astype(jnp.result_type(float)) if array.dtype.kind == "f" else array
+        good = (values >= low) & (values <= high) & np.isfinite(values)  # false for NaN
+        if not good.all():
+            text = "finite numbers" if (low, high) == (-np.inf, np.inf) else f"numbers from {low:.3g} to {high:.3g}"
+            raise RunError(f"{source}: expected {text} in {name}, got {values[~good].flat[0]}; {EXPORT_AGAIN}")
+
+
+def _limits(name: str) -> tuple[float, float]:
+    """Least and largest values of the stored numbers of a name."""
+    if name == "temperature":
+        return float(np.finfo(np.float32).tiny), LARGEST_TEMPERATURE
+    if name.startswith(("learner.likelihood_parameters.", "learner.deep_kernel.hyper.")):
+        return -LARGEST_LOG, LARGEST_LOG
+    return (0.0, np.inf) if name == "step" or name.endswith(".variance") else (-np.inf, np.inf)
+
+
 def _of_this_version(stored: dict[str, Any]) -> dict[str, Any]:
     """Weights of schema version 1, which had Gaussian processes alone, under the names of today."""
-    if "deep_kernel" not in stored:
+    if "deep_kernel" not in stored or "learner" in stored:
         return stored
     learner = {"deep_kernel": stored["deep_kernel"]}
     if "likelihood" in stored:
@@ -154,9 +189,17 @@ def _of_this_version(stored: dict[str, Any]) -> dict[str, Any]:
     return {"learner": learner, **others}
 
 
-def _shapes(tree: Any) -> set[tuple[str, tuple[int, ...]]]:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {(jax.tree_util.keystr(path, simple=True, separator="."), tuple(np.shape(leaf))) for path, leaf in leaves}
+def _shapes(tree: Mapping[Any, Any]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, np.shape(leaf)) for name, leaf in _named_leaves(tree)}
+
+
+def _named_leaves(tree: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Leaves by their dotted names, in no order: the keys of a file need not compare."""
+    named: list[tuple[str, Any]] = []
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        named += _named_leaves(value, f"{name}.") if isinstance(value, Mapping) else [(name, value)]
+    return named
 
 
 def describe(config: RunConfig) -> str:

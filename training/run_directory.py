@@ -11,15 +11,20 @@ Where several processes train one model, the first alone writes.
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import checkpoint, weights
 
 SCHEMA_VERSION = 1
+MOST_BYTES = 1 << 26  # of config.json and of metrics.jsonl, which are read whole
+NEVER_NULL = ("step", "episodes", "seconds", "validation_accuracy")  # a resumed run counts on from these
+LARGEST_STEP = 1 << 53  # from which on JSON numbers are not exact
 
 
 class RunError(ValueError):
@@ -64,14 +69,14 @@ class RunDirectory:
         if not self.writes:
             return
         record = {"step": step} | {name: _plain(value) for name, value in values.items()}
-        with self.metrics.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        with _told(self.metrics):
+            append_line(self.metrics, json.dumps(record))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All records. A last line that was cut off is left out. Raises: RunError naming any other damaged line."""
         if not self.metrics.exists():
             return []
-        *lines, _cut_off = self.metrics.read_text().split("\n")
+        *lines, _cut_off = _read(self.metrics).split("\n")
         return [self._parse(number, line) for number, line in enumerate(lines, 1)]
 
     def cut_metrics(self, step: int) -> None:
@@ -79,12 +84,14 @@ class RunDirectory:
         if not self.writes:
             return
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        replace_text(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+        with _told(self.metrics):
+            replace_text(self.metrics, "".join(json.dumps(record) + "\n" for record in kept), follow=False)
 
     def save_checkpoint(self, step: int, state: Any) -> None:
         """Save the state of the outer loop after `step` steps; the two newest checkpoints are kept."""
         if self.writes:
-            checkpoint.save(self.checkpoints, step, state)
+            with _told(self.checkpoints / str(step)):
+                checkpoint.save(self.checkpoints, step, state)
 
     def restore_checkpoint(self, example: Any) -> tuple[int, Any] | None:
         """Newest checkpoint as (step, state), shaped like `example`; None if the run was stopped before its first one.
@@ -97,7 +104,8 @@ class RunDirectory:
     def save_weights(self, tree: Mapping[Any, Any]) -> None:
         """Export a nested dict of arrays, with the configuration."""
         if self.writes:
-            weights.save(self.weights, tree, {"config": json.dumps(_with_version(self.config))})
+            with _told(self.weights):
+                weights.save(self.weights, tree, {"config": json.dumps(_with_version(self.config))})
 
     def load_weights(self) -> dict[Any, Any]:
         """The exported weights as a nested dict of NumPy arrays. Raises: RunError if missing or damaged."""
@@ -109,14 +117,57 @@ class RunDirectory:
             raise RunError(f"{error}; export it again with meta_train.py --resume --run-dir {self.path}") from error
 
     def _parse(self, number: int, line: str) -> dict[str, Any]:
-        try:
-            record = json.loads(line)
-            int(record["step"])
-        except (ValueError, KeyError, TypeError) as error:
+        record = _parsed(line)
+        step = record.get("step") if isinstance(record, dict) else None
+        if type(step) is not int or not 0 <= step < LARGEST_STEP:
             raise RunError(
                 f"{self.metrics} line {number}: expected a JSON object with a step, got {line[:40]!r}; delete that line"
-            ) from error
+            )
+        for name, value in record.items():
+            if not _is_measured(name, value):
+                shown = json.dumps(value)[:40]
+                raise RunError(
+                    f"{self.metrics} line {number}: expected a number as {name[:40]!r}, got {shown}; delete that line"
+                )
         return dict(record)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file, whole or not at all. Raises OSError, also where the path is a link: none is followed."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        content = (line + "\n").encode()
+        try:
+            while content:
+                content = content[file.write(content) or 0 :]
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+@contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """Hold a run folder, so that no other process trains in it; the end of this one, however it comes, lets go of it.
+
+    Raises: RunError where another process holds it. Systems without such locks have none.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with _told(path / ".lock"):
+        handle = os.open(path / ".lock", flags, 0o666)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(f"expected to train in {path} alone, got another process that does; wait for it") from error
+        yield
+    finally:
+        os.close(handle)
 
 
 def check_new(path: Path) -> None:
@@ -130,8 +181,9 @@ def check_new(path: Path) -> None:
 def create(path: Path, config: Mapping[str, Any]) -> RunDirectory:
     """Make a run folder and write its config.json. Raises: RunError if the folder already holds anything."""
     check_new(path)
-    path.mkdir(parents=True, exist_ok=True)
-    replace_text(path / "config.json", json.dumps(_with_version(config), indent=2) + "\n")
+    with _told(path / "config.json"):
+        path.mkdir(parents=True, exist_ok=True)
+        replace_text(path / "config.json", json.dumps(_with_version(config), indent=2) + "\n", follow=False)
     return load(path)
 
 
@@ -140,13 +192,14 @@ def load(path: Path, writes: bool = True) -> RunDirectory:
     file = path / "config.json"
     if not file.is_file():
         raise RunError(f"no run in {path}: expected {file}; train one with meta_train.py --run-dir {path}")
-    try:
-        config = json.loads(file.read_text())
-        version = config.pop("schema_version")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"damaged configuration: {file} is no JSON object with a schema_version; train again") from error
-    if version != SCHEMA_VERSION:
-        raise RunError(f"{file} has schema version {version!r}, this program reads {SCHEMA_VERSION}; train again")
+    config = _parsed(_read(file))
+    if not isinstance(config, dict) or "schema_version" not in config:
+        raise RunError(f"damaged configuration: {file} is no JSON object with a schema_version; train again")
+    version = config.pop("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:
+        raise RunError(
+            f"{file} has schema version {repr(version)[:40]}, this program reads {SCHEMA_VERSION}; train again"
+        )
     return RunDirectory(path, config, writes)
 
 
@@ -157,3 +210,48 @@ def _with_version(config: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
+
+
+def _read(path: Path) -> str:
+    """A text file of a run. Raises RunError for one that is none, or too large to be one."""
+    if not path.is_file():
+        raise RunError(f"expected the file {path}, got something else of that name; remove it")
+    size = path.stat().st_size
+    if size > MOST_BYTES:
+        raise RunError(f"expected at most {MOST_BYTES:,} bytes in {path}, got {size:,}; train again")
+    return path.read_bytes().decode("utf-8", "replace")
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text, None for one that is none: NaN and nesting without end are not JSON."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _is_measured(name: str, value: Any) -> bool:
+    """Whether a row may hold it: numbers, counts by name, words; null for a number that was not finite."""
+    if isinstance(value, dict):
+        return all(_is_number(count) for count in value.values())
+    if name in NEVER_NULL and not _is_number(value):
+        return False
+    return value is None or isinstance(value, str) or _is_number(value)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int or (type(value) is float and math.isfinite(value))
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What the system refuses to write, on a full disk above all, as a RunError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise RunError(f"expected to write {path}, got: {reason}; what was there before is kept, make room") from error

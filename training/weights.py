@@ -11,6 +11,9 @@ import numpy as np
 
 from fewshot.tasks.replacing import replace_bytes
 
+DTYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64")
+DEEPEST, LONGEST_NAME = 20, 200
+
 
 def save(path: Path, tree: Mapping[Any, Any], metadata: Mapping[str, str]) -> None:
     """Write the arrays of `tree`, replacing `path` in one move. Raises: ValueError on keys that cannot be read back."""
@@ -18,18 +21,27 @@ def save(path: Path, tree: Mapping[Any, Any], metadata: Mapping[str, str]) -> No
 
     arrays = {name: np.asarray(array, order="C") for name, array in _flatten(tree)}
     # Not by save_file, whose files are for their owner alone: run folders are shared.
-    replace_bytes(path, safetensors.save(arrays, dict(metadata)))
+    replace_bytes(path, safetensors.save(arrays, dict(metadata)), follow=False)
 
 
 def load(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
-    """The nested dict of NumPy arrays and the metadata. Raises: ValueError if the file is damaged."""
+    """The nested dict of NumPy arrays and the metadata.
+
+    Raises: ValueError if the file is damaged, or holds names or types that `save` does not write.
+    """
     from safetensors import SafetensorError, safe_open
 
     tree: dict[Any, Any] = {}
+    if not path.is_file():
+        raise ValueError(f"damaged weights: {path} is no plain file")
     try:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - not a dict
-                _insert(tree, name, file.get_tensor(name))
+                kind = file.get_slice(name).get_dtype()
+                if kind not in DTYPES:
+                    raise ValueError(f"damaged weights: {path} holds {name[:80]!r} as {kind}, expected numbers")
+                if not _insert(tree, name, file.get_tensor(name)):
+                    raise ValueError(f"damaged weights: {path} holds {name[:80]!r}, which is no name of a weight")
             return tree, file.metadata() or {}
     except SafetensorError as error:
         raise ValueError(f"damaged weights: {path} is no complete safetensors file ({error})") from error
@@ -45,8 +57,18 @@ def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{key}", value
 
 
-def _insert(tree: dict[Any, Any], name: str, array: np.ndarray) -> None:
-    *parents, last = [int(part) if part.isdecimal() else part for part in name.split("/")]
+def _insert(tree: dict[Any, Any], name: str, array: np.ndarray) -> bool:
+    """Whether there was a place for the array: names have parts, and none is part of another."""
+    parts = name.split("/")
+    if len(parts) > DEEPEST or not all(part and len(part) <= LONGEST_NAME for part in parts):
+        return False
+    *parents, last = [int(part) if part.isascii() and part.isdecimal() else part for part in parts]
+    branch: Any = tree
     for parent in parents:
-        tree = tree.setdefault(parent, {})
-    tree[last] = array
+        branch = branch.setdefault(parent, {})
+        if not isinstance(branch, dict):
+            return False
+    if last in branch:
+        return False
+    branch[last] = array
+    return True

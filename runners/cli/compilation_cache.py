@@ -7,6 +7,8 @@ names another folder and JAX_ENABLE_COMPILATION_CACHE=0 turns the cache off.
 import hashlib
 import os
 import platform
+import stat
+import sys
 import warnings
 import zlib
 from pathlib import Path
@@ -22,13 +24,20 @@ def user_cache_folder() -> Path:
 
 
 def enable() -> Path | None:
-    """Turn the cache on and return its folder; None, without a word, where it is off or cannot be written."""
+    """Turn the cache on and return its folder; None, without a word, where it is off or cannot be written.
+
+    None too, in one line on the error stream, where others could put programs into it, which would be run.
+    """
     settings = jax.config.values
     if not settings["jax_enable_compilation_cache"]:
         return None
     folder = Path(settings["jax_compilation_cache_dir"] or user_cache_folder() / f"xla-{processor()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not is_private(folder):
+            print(f"no compilation cache: others may write to {folder}; remove that folder", file=sys.stderr)
+            jax.config.update("jax_compilation_cache_dir", None)
+            return None
         remove_damaged(folder)
     except OSError:  # a read-only home folder: nothing is cached, nothing else changes
         return None
@@ -37,6 +46,14 @@ def enable() -> Path | None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     return folder
+
+
+def is_private(folder: Path) -> bool:
+    """Whether a folder belongs to this user, and nobody else can write to it. Raises OSError."""
+    if not hasattr(os, "geteuid"):  # Windows
+        return True
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def remove_damaged(folder: Path) -> list[Path]:

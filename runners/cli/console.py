@@ -4,6 +4,8 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from fewshot.evaluation.text import plain
+
 
 @contextlib.contextmanager
 def one_line_errors(*expected: type[Exception]) -> Iterator[None]:
@@ -11,5 +13,5 @@ def one_line_errors(*expected: type[Exception]) -> Iterator[None]:
     try:
         yield
     except expected as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print("error:", plain(" ".join(str(error).split())), file=sys.stderr)
         raise SystemExit(2) from None
