@@ -36,14 +36,15 @@ class Code(enum.IntEnum):
     NON_FINITE = 2
     INDEFINITE_KERNEL = 3
     IMPLICIT_UNRELIABLE = 4
+    STALLED = 5  # no step that the algorithm knows raises its bound, short of the fixed point
 
 
 class Info(NamedTuple):
     """Diagnostics of a step. elbo: the lower bound itself (larger is better), in nats, at the state returned.
 
     residual: distance from the fixed point (C3), 0 where it does not apply. code: a `Code`.
-    clipped: number of site precisions that were negative and set to 0. A sampler has no bound and no fixed point: its
-    elbo is the mean over chains of log p(y | f) at the draws, to be watched, not maximised.
+    clipped: number of site precisions that the same state would have negative. A sampler has no bound and no fixed
+    point: its elbo is the mean over chains of log p(y | f) at the draws, to be watched, not maximised.
     """
 
     elbo: Float[Array, ""]
@@ -166,7 +167,8 @@ def fit_to_tolerance(
 ) -> tuple[Any, Info, Int[Array, ""]]:
     """State, last Info and number of steps, once the residual is at most `tolerance` or after `max_steps`.
 
-    The code is NOT_CONVERGED where the tolerance was not reached. Not differentiable in reverse mode.
+    The code is NOT_CONVERGED where the tolerance was not reached, STALLED where it will not be. Not differentiable in
+    reverse mode.
     """
     prior = prepared(kernel, prior)
     start, loop = jax.random.split(key)
@@ -174,7 +176,8 @@ def fit_to_tolerance(
 
     def unfinished(carry: tuple[Any, Info, Array]) -> Array:
         _, last, count = carry
-        return (last.residual > tolerance) & (last.code != Code.NON_FINITE) & (count < max_steps)
+        over = (last.code == Code.NON_FINITE) | (last.code == Code.STALLED)  # the same for ever
+        return (last.residual > tolerance) & ~over & (count < max_steps)
 
     def body(carry: tuple[Any, Info, Array]) -> tuple[Any, Info, Array]:
         current, _, count = carry
