@@ -18,8 +18,10 @@ from jaxtyping import Array, Float, Int, Key
 from scipy.special import logsumexp
 
 from fewshot.inference.inner.base import InferenceKernel
+from fewshot.inference.inner.mixing import effective_draws
 from fewshot.inference.posterior_draws import about_labels, about_queries, draw_latents, log_ratios
 from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.likelihoods import LogisticSoftmax
 from fewshot.models.likelihoods.base import Likelihood, log_densities
 
 with warnings.catch_warnings():
@@ -38,6 +40,8 @@ DIMENSIONS = {
     "f_query": ["class", "query"],
 }
 TOTAL = "total_log_likelihood"  # ArviZ keeps the name log_likelihood for the group
+MOST_K_HAT = 0.7  # above it the smoothed weights have no finite variance in practice (Vehtari et al. 2017)
+SHARP = 0.5  # temperatures of logistic-softmax below which Laplace's approximation is not to be trusted
 STATISTICS = {"num_steps": "n_steps", "accept_prob": "acceptance_rate", "log_likelihood": TOTAL}  # to ArviZ's names
 
 
@@ -93,20 +97,33 @@ def summary_table(data: Any, var_names: tuple[str, ...] = ("f",)) -> Any:
     return table.reindex(columns=SUMMARY).astype(float)
 
 
-def psis_loo(data: Any) -> LeaveOneOut:
+def psis_loo(data: Any, efficiency: float | None = None) -> LeaveOneOut:
     """Pareto-smoothed importance-sampling leave-one-out (Vehtari, Gelman & Gabry 2017) of `to_arviz`'s data.
 
-    A density that is not normalised over y (one-vs-each), or not one of labels (label regression), gives a score that
-    cannot be compared with others: see `label_loo`.
+    efficiency: effective draws of p(y_n | f) a draw, 1 for independent draws; None finds it, so that correlated chains
+    are smoothed over a longer tail. A density that is not normalised over y (one-vs-each), or not one of labels (label
+    regression), gives a score that cannot be compared with others: see `label_loo`. See `objection_to_ranking` too.
     """
+    known = relative_efficiency(np.asarray(data["log_likelihood"]["y"])) if efficiency is None else efficiency
     with _quiet():  # about large k-hats: they are returned, point by point
-        result = arviz.loo(data, pointwise=True, var_name="y", reff=1.0)
+        result = arviz.loo(data, pointwise=True, var_name="y", reff=known)
     old = hasattr(result, "elpd_loo")
     elpd, parameters = (result.elpd_loo, result.p_loo) if old else (result.elpd, result.p)
     pointwise = result.loo_i if old else result.elpd_i
     return LeaveOneOut(
         float(elpd), float(result.se), float(parameters), np.asarray(result.pareto_k), np.asarray(pointwise)
     )
+
+
+def relative_efficiency(log_likelihood: Float[np.ndarray, "M D *points"]) -> float:
+    """Effective draws of p(y_n | f) a draw, the mean over the points, at most 1; 1 of chains of fewer than 4 draws."""
+    chains, draws = log_likelihood.shape[:2]
+    if draws < 4:
+        return 1.0
+    flat = np.asarray(log_likelihood, np.float64).reshape(chains, draws, -1)
+    density = np.exp(flat - flat.max((0, 1)))
+    effective = np.asarray(effective_draws(jnp.asarray(density.swapaxes(0, 1))))
+    return float(min(effective.mean() / (chains * draws), 1.0))
 
 
 def label_loo(data: Any, likelihood: Likelihood) -> LeaveOneOut:
@@ -118,22 +135,65 @@ def label_loo(data: Any, likelihood: Likelihood) -> LeaveOneOut:
     """
     own, f = np.asarray(data["log_likelihood"]["y"], np.float64), jnp.asarray(np.asarray(data["posterior"]["f"]))
     every = jax.lax.map(lambda one: log_densities(likelihood, one), f.reshape(-1, *f.shape[2:]), batch_size=256)
-    log_weights = _smoothed_log_weights(own.reshape(-1, own.shape[-1]))
+    efficiency = relative_efficiency(own)
+    log_weights = _smoothed_log_weights(own.reshape(-1, own.shape[-1]), efficiency)
     chosen = logsumexp(log_weights + own.reshape(log_weights.shape), axis=0)
     total = logsumexp(log_weights[:, None] + np.asarray(every, np.float64), axis=(0, 1))
-    plain, pointwise = psis_loo(data), chosen - total
+    plain, pointwise = psis_loo(data, efficiency), chosen - total
     error = float(np.sqrt(len(pointwise) * np.var(pointwise)))
     return LeaveOneOut(float(pointwise.sum()), error, plain.parameters, plain.pareto_k, pointwise)
 
 
-def _smoothed_log_weights(log_likelihood: Float[np.ndarray, "D N"]) -> Float[np.ndarray, "D N"]:
+def objection_to_ranking(found: LeaveOneOut, y: Int[Array, " N"] | Int[np.ndarray, " N"]) -> str | None:
+    """Why methods must not be ranked by this leave-one-out, in one line; None where they may be.
+
+    The smoothed weights are reliable up to a k-hat of MOST_K_HAT. A class with one labelled point has none left without
+    it: the score then asks for a class that nothing is known of, and the least certain model wins. Judge by the NLL of
+    held-out queries instead.
+    """
+    bad = ~(np.asarray(found.pareto_k) <= MOST_K_HAT)  # written so that nan is bad
+    counts = np.bincount(np.asarray(y))
+    single = np.flatnonzero(counts == 1)
+    if single.size:
+        return (
+            f"expected at least two labelled points of every class, got one of class {single[0]}; "
+            "judge by the NLL of queries"
+        )
+    if bad.any():
+        return (
+            f"expected a k-hat of at most {MOST_K_HAT} at every point, got more at {bad.sum()} of {bad.size}; "
+            "judge by the NLL of queries"
+        )
+    return None
+
+
+def doubt_about_laplace(likelihood: Likelihood) -> str | None:
+    """Why Laplace's approximation of this likelihood is not to be trusted, in one line; None where nothing is known.
+
+    Logistic-softmax at a small temperature: its curvature at the mode says little of a posterior that is flat where the
+    logistic is 0. At 0.2 Laplace is 12 to 19 nats from the evidence.
+    """
+    if not isinstance(likelihood, LogisticSoftmax) or float(likelihood.temperature) >= SHARP:
+        return None
+    return (
+        f"expected a temperature of at least {SHARP} for laplace, got {float(likelihood.temperature):.2g}: "
+        "at 0.2 it is 12 to 19 nats from the evidence; try cvi or gibbs"
+    )
+
+
+def _smoothed_log_weights(
+    log_likelihood: Float[np.ndarray, "D N"], efficiency: float = 1.0
+) -> Float[np.ndarray, "D N"]:
     """Pareto-smoothed log weights 1 / p(y_n | f) of every point."""
     with _quiet():
         if hasattr(arviz, "psislw"):  # 0.23
-            return np.asarray(arviz.psislw(-log_likelihood.T)[0]).T
+            return np.asarray(arviz.psislw(-log_likelihood.T, efficiency)[0]).T
         # 1.x; its releases may differ in the sign of what they are given.
         array_stats = importlib.import_module("arviz_stats.base").array_stats
-        found = [np.asarray(array_stats.psislw(sign * log_likelihood.T, axis=-1)[0]).T for sign in (1.0, -1.0)]
+        found = [
+            np.asarray(array_stats.psislw(sign * log_likelihood.T, r_eff=efficiency, axis=-1)[0]).T
+            for sign in (1.0, -1.0)
+        ]
     falling = [np.sum((weights - weights.mean(0)) * log_likelihood) for weights in found]
     return found[int(np.argmin(falling))]
 
@@ -168,7 +228,7 @@ def pareto_k_of(log_weights: Float[np.ndarray, " D"]) -> float:
     if not np.isfinite(weights).all():
         return float("inf")
     groups = {"posterior": {"one": weights[None]}, "log_likelihood": {"y": weights.max() - weights[None, :, None]}}
-    return float(psis_loo(_from_groups(groups, {}, {})).pareto_k.max())
+    return float(psis_loo(_from_groups(groups, {}, {}), 1.0).pareto_k.max())
 
 
 def save(data: Any, path: str | Path) -> None:

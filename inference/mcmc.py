@@ -8,7 +8,6 @@ Gibbs samples the augmented model; NUTS and elliptical slice sampling, which kno
 `classification_model` in its whitened basis and judge the others.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,12 +19,13 @@ from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from fewshot.inference.inner.base import Code, Mask, classes_of, finite_code, sum_over_points
+from fewshot.inference.inner.elliptical import elliptical_slice
 from fewshot.inference.inner.gibbs import GibbsState, gibbs
 from fewshot.models.gaussian import GaussianPrior, root_of, with_root
 from fewshot.models.generative import classification_model
 from fewshot.models.likelihoods.base import AugmentedLikelihood, Likelihood
 
-MOST_TRIES = 200  # of a slice: the bracket shrinks to nothing long before, unless the log likelihood is NaN
+__all__ = ["EllipticalSliceKernel", "GibbsKernel", "elliptical_slice", "nuts"]
 
 
 class GibbsChain(NamedTuple):
@@ -123,7 +123,7 @@ class GibbsKernel(TaskKernel):
     def __init__(
         self, prior: GaussianPrior, likelihood: AugmentedLikelihood, y: Int[Array, " N"], mask: Mask | None = None
     ) -> None:
-        self.kernel = gibbs(likelihood, chains=1)
+        self.kernel = gibbs(likelihood, chains=1, slices=0)
         super().__init__(prior, likelihood, y, mask)
         self.augmented = likelihood
 
@@ -165,44 +165,6 @@ class EllipticalSliceKernel(TaskKernel):
             key, state.u, state.log_likelihood, lambda point: self.log_prob(self.latents(point))
         )
         return SliceChain(u, self.latents(u), value, tries, finite_code(value, u), chain_key)
-
-
-def elliptical_slice(
-    key: Key[Array, ""],
-    u: Float[Array, "..."],
-    value: Float[Array, ""],
-    log_likelihood: Callable[[Array], Float[Array, ""]],
-) -> tuple[Float[Array, "..."], Float[Array, ""], Int[Array, ""]]:
-    """One transition that leaves N(u; 0, I) exp(log_likelihood(u)) invariant; next u, its value, points tried.
-
-    With nu ~ N(0, I) the ellipse u cos(t) + nu sin(t) is invariant under the prior, so on it the target is the
-    likelihood alone: slice it at a uniform height, draw t uniformly, and shrink the bracket around t = 0, where the
-    chain is, until a point lies on the slice (Murray, Adams & MacKay 2010). After MOST_TRIES the chain stays.
-    """
-    normal_key, height_key, angle_key, shrink_key = jax.random.split(key, 4)
-    nu = jax.random.normal(normal_key, u.shape, u.dtype)
-    height = value - jax.random.exponential(height_key, (), u.dtype)
-    first = jax.random.uniform(angle_key, (), u.dtype, 0.0, 2 * jnp.pi)
-
-    def at(angle: Array) -> tuple[Array, Array]:
-        point = u * jnp.cos(angle) + nu * jnp.sin(angle)
-        return point, log_likelihood(point)
-
-    def outside(carry: tuple[Array, ...]) -> Array:
-        *_, found, tries = carry
-        return ~(found >= height) & (tries < MOST_TRIES)
-
-    def shrink(carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        angle, low, high, _, _, tries = carry
-        low, high = jnp.where(angle < 0, angle, low), jnp.where(angle < 0, high, angle)
-        uniform = jax.random.uniform(jax.random.fold_in(shrink_key, tries), (), u.dtype)
-        angle = low + (high - low) * uniform
-        return (angle, low, high, *at(angle), tries + 1)
-
-    start: tuple[Array, ...] = (first, first - 2 * jnp.pi, first, *at(first), jnp.asarray(1))
-    *_, point, found, tries = jax.lax.while_loop(outside, shrink, start)
-    on_slice = found >= height
-    return jnp.where(on_slice, point, u), jnp.where(on_slice, found, value), tries
 
 
 def nuts(

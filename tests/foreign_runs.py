@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from safetensors import numpy as safetensors
 
-from fewshot.training import build, run_directory
+from fewshot.training import run as runs
+from fewshot.training import run_directory
 from fewshot.training.configuration import RunConfig, resolve
 
 VALUES = [
@@ -28,7 +29,7 @@ def make(path: Path) -> Path:
     classes = {split: ["a", "b"] for split in ("train", "validation", "test")}
     stored = {**config.to_json(), "image_shape": [4, 4, 1], "environment": {"jax": "1"}, "classes": classes}
     directory = run_directory.create(path, stored)
-    build.export(directory, build.build_model(config, (4, 4, 1)), 5)
+    runs.export(directory, runs.build_run(config, (4, 4, 1)), 5)
     directory.append_metrics(0, {"loss": 1.0, "seconds": 0.5, "episodes": 0, "validation_accuracy": 0.2})
     return path
 

@@ -14,12 +14,16 @@ from scipy.stats import norm
 
 from fewshot.inference import diagnostics
 from fewshot.inference.diagnostics import (
+    LeaveOneOut,
+    doubt_about_laplace,
     draw_latents,
     label_loo,
     log_ratios,
+    objection_to_ranking,
     pareto_k,
     pareto_k_of,
     psis_loo,
+    relative_efficiency,
     save,
     summary_table,
     to_arviz,
@@ -29,7 +33,7 @@ from fewshot.inference.mcmc import EllipticalSliceKernel
 from fewshot.inference.posterior_draws import about_queries
 from fewshot.inference.predictive import predict
 from fewshot.models.gaussian import Sites, condition, covariance, draw, log_normaliser, prior_root
-from fewshot.models.likelihoods import LabelRegression, OneVsEach, Softmax
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from fewshot.models.likelihoods.base import log_densities
 from fewshot.runners import diagnose
 
@@ -261,6 +265,47 @@ def test_loo_of_labels_is_psis_loo_for_a_density_that_is_normalised():
     np.testing.assert_allclose([of_labels.elpd, of_labels.se], [found.elpd, found.se], rtol=1e-4)
     one_vs_each = label_loo(to_arviz(jax.random.key(1), fitted("cavi", task)[3], OneVsEach(), *task[:2]), OneVsEach())
     assert (one_vs_each.pointwise < 0).all()
+
+
+def correlated(correlation, draws=400, seed=0):
+    """Log likelihoods [M, D, N] of autoregressive chains."""
+    rng = np.random.default_rng(seed)
+    rows = [rng.normal(size=(4, 3))]
+    for _ in range(draws - 1):
+        rows.append(correlation * rows[-1] + np.sqrt(1 - correlation**2) * rng.normal(size=(4, 3)))
+    return np.stack(rows, axis=1)
+
+
+def test_the_efficiency_of_correlated_chains_enters_the_smoothing():
+    independent, slow = correlated(0.0), correlated(0.9)
+    assert relative_efficiency(independent) > 0.9
+    assert 0.02 < relative_efficiency(slow) < 0.15  # (1 - .9) / (1 + .9) = .05 of the latents themselves
+    assert relative_efficiency(slow[:, :3]) == 1.0
+    data = diagnostics._from_groups({"posterior": {"f": slow}, "log_likelihood": {"y": slow}}, {}, {})
+    found = psis_loo(data)
+    as_independent, known = psis_loo(data, 1.0), psis_loo(data, relative_efficiency(slow))
+    np.testing.assert_array_equal(found.pareto_k, known.pareto_k)
+    assert (np.abs(found.pareto_k - as_independent.pareto_k) > 1e-3).any()  # another tail is fitted
+    flat = slow.reshape(-1, 3)
+    weights = [diagnostics._smoothed_log_weights(flat, efficiency) for efficiency in (1.0, relative_efficiency(slow))]
+    assert (weights[0] != weights[1]).any()
+
+
+def test_a_ranking_needs_small_k_hats_and_two_points_of_every_class():
+    def found(*k_hats):
+        return LeaveOneOut(0.0, 0.0, 0.0, np.array(k_hats), np.zeros(len(k_hats)))
+
+    assert objection_to_ranking(found(0.1, 0.7, 0.3, -0.2), np.array([0, 0, 1, 1])) is None
+    assert objection_to_ranking(found(0.1, 0.3, 0.2, 0.1), jnp.array([0, 2, 2, 0])) is None  # 1 has no points at all
+    assert re.search("at 1 of 4; judge", objection_to_ranking(found(0.1, 0.71, 0.3, 0.2), np.array([0, 0, 1, 1])))
+    assert "at 2 of 4" in objection_to_ranking(found(np.nan, np.inf, 0.3, 0.2), np.array([0, 0, 1, 1]))
+    assert "one of class 1" in objection_to_ranking(found(0.1, 0.3, 0.2), np.array([0, 0, 1]))
+
+
+def test_laplace_is_doubted_for_logistic_softmax_at_small_temperatures():
+    assert "got 0.2" in doubt_about_laplace(LogisticSoftmax(0.2))
+    for trusted in (LogisticSoftmax(1.0), Softmax(), OneVsEach()):
+        assert doubt_about_laplace(trusted) is None
 
 
 def test_samples_without_latents_are_refused():

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fewshot.tasks import DataError
-from fewshot.training import build, run_directory
+from fewshot.training import run as runs
+from fewshot.training import run_directory
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run_directory import RunError
 
@@ -42,7 +43,7 @@ def refused(call):
 
 
 def test_a_whole_folder_is_read(run):
-    model = build.load_run(run)
+    model = runs.load_run(run)
     assert model.temperature == 1.0 and model.config.way == 3
     assert run_directory.load(run).read_metrics()[0]["episodes"] == 0
 
@@ -54,7 +55,7 @@ def tracebacks(run, chosen):
     for at, raw in chosen:
         file.write_text(foreign_runs.altered(text, at, raw))
         try:
-            build.load_run(run)
+            runs.load_run(run)
         except ONE_LINE as error:
             if len(str(error).splitlines()) > 1 or len(str(error)) > 2000 or not str(error).isprintable():
                 found.append((at, raw[:40], "not in one line"))
@@ -104,10 +105,10 @@ def test_none_of_all_altered_configurations_is_a_traceback(run):
 def test_what_is_wrong_in_a_configuration_is_named(run, at, raw, message):
     file = run / "config.json"
     file.write_text(foreign_runs.altered(file.read_text(), at, raw))
-    found = refused(lambda: build.load_run(run))
+    found = refused(lambda: runs.load_run(run))
     assert str(file) in found
     with pytest.raises(ONE_LINE, match=message):
-        build.load_run(run)
+        runs.load_run(run)
 
 
 WEIGHTS = {
@@ -121,32 +122,32 @@ WEIGHTS = {
     "a step before 0": (lambda a: a.update(step=np.int64(-1)), "in step, got -1"),
     "an array too many": (lambda a: a.update(other=np.ones(2)), r"\(at other\)"),
     "an array too many, numbered": (lambda a: a.update({"0": np.ones(2)}), r"\(at 0\)"),
-    "a place that is an array": (lambda a: a.update(deep_kernel=np.ones(2)), "which is no name of a weight"),
+    "a place that is an array": (lambda a: a.update(learner=np.ones(2)), "which is no name of a weight"),
     "a name without parts": (lambda a: a.update({"a//b": np.ones(2)}), "which is no name of a weight"),
     "a name without end": (lambda a: a.update({"a/" * 5000 + "b": np.ones(2)}), "which is no name of a weight"),
     "weights that are NaN": (
-        lambda a: a.update({"deep_kernel/backbone/hidden/kernel": np.full((16, 4), np.float32(np.nan))}),
+        lambda a: a.update({"learner/deep_kernel/backbone/hidden/kernel": np.full((16, 4), np.float32(np.nan))}),
         "hidden.kernel, got nan",
     ),
     "weights that are words of bits": (
-        lambda a: a.update({"deep_kernel/backbone/hidden/kernel": np.zeros((16, 4), np.uint8)}),
-        "expected numbers as deep_kernel.backbone.hidden.kernel, got uint8",
+        lambda a: a.update({"learner/deep_kernel/backbone/hidden/kernel": np.zeros((16, 4), np.uint8)}),
+        "expected numbers as learner.deep_kernel.backbone.hidden.kernel, got uint8",
     ),
     "weights of another shape": (
-        lambda a: a.update({"deep_kernel/backbone/hidden/kernel": np.zeros((4, 16), np.float32)}),
-        r"\(at deep_kernel.backbone.hidden.kernel\)",
+        lambda a: a.update({"learner/deep_kernel/backbone/hidden/kernel": np.zeros((4, 16), np.float32)}),
+        r"\(at learner.deep_kernel.backbone.hidden.kernel\)",
     ),
     "weights that single precision has not": (
-        lambda a: a.update({"deep_kernel/backbone/hidden/kernel": np.full((16, 4), 1e300)}),
+        lambda a: a.update({"learner/deep_kernel/backbone/hidden/kernel": np.full((16, 4), 1e300)}),
         "hidden.kernel, got inf",
     ),
     "a scale that overflows": (
-        lambda a: a.update({"deep_kernel/hyper/log_scale": np.float32(1e6)}),
-        "numbers from -40 to 40 in deep_kernel.hyper.log_scale, got 1000000",
+        lambda a: a.update({"learner/deep_kernel/hyper/log_scale": np.float32(1e6)}),
+        "numbers from -40 to 40 in learner.deep_kernel.hyper.log_scale, got 1000000",
     ),
     "a noise that overflows": (
-        lambda a: a.update({"likelihood/log_noise": np.float32(-1e6)}),
-        "numbers from -40 to 40 in likelihood.log_noise",
+        lambda a: a.update({"learner/likelihood_parameters/log_noise": np.float32(-1e6)}),
+        "numbers from -40 to 40 in learner.likelihood_parameters.log_noise",
     ),
 }
 
@@ -154,17 +155,17 @@ WEIGHTS = {
 @pytest.mark.parametrize("change, message", WEIGHTS.values(), ids=WEIGHTS)
 def test_weights_that_no_model_has_are_refused(run, change, message):
     foreign_runs.with_weights(run, change)
-    found = refused(lambda: build.load_run(run))
+    found = refused(lambda: runs.load_run(run))
     assert str(run / "weights.safetensors") in found
     with pytest.raises(RunError, match=message):
-        build.load_run(run)
+        runs.load_run(run)
 
 
 def test_variances_below_0_are_refused():
-    expected = {"deep_kernel": {"norm": {"variance": np.ones(2, np.float32)}}}
-    found = {"deep_kernel": {"norm": {"variance": np.array([1, -1], np.float32)}}}
-    with pytest.raises(RunError, match=r"expected numbers from 0 to inf in deep_kernel\.norm\.variance, got -1\.0"):
-        build._check_numbers(found, expected, Path("file"))
+    expected = {"learner": {"norm": {"variance": np.ones(2, np.float32)}}}
+    found = {"learner": {"norm": {"variance": np.array([1, -1], np.float32)}}}
+    with pytest.raises(RunError, match=r"expected numbers from 0 to inf in learner\.norm\.variance, got -1\.0"):
+        runs._check_numbers(found, expected, Path("file"))
 
 
 @pytest.mark.parametrize("kind", ["BF16", "F8_E4M3"])
@@ -172,7 +173,7 @@ def test_types_that_numpy_does_not_have_are_refused(run, kind):
     header = json.dumps({"temperature": {"dtype": kind, "shape": [2], "data_offsets": [0, 4 if kind == "BF16" else 2]}})
     content = struct.pack("<Q", len(header)) + header.encode() + bytes(4 if kind == "BF16" else 2)
     (run / "weights.safetensors").write_bytes(content)
-    assert f"holds 'temperature' as {kind}" in refused(lambda: build.load_run(run))
+    assert f"holds 'temperature' as {kind}" in refused(lambda: runs.load_run(run))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -186,7 +187,7 @@ def test_damage_in_a_file_of_weights_is_one_line_or_harmless(run, seed):
             content[place] = rng.integers(256)
         file.write_bytes(content)
         try:
-            build.load_run(run)
+            runs.load_run(run)
         except ONE_LINE as error:
             found += 1
             assert len(str(error).splitlines()) == 1
@@ -225,7 +226,7 @@ def test_pipes_and_files_without_end_are_not_read(run, name, monkeypatch):
     file = run / name
     file.unlink()
     os.mkfifo(file)
-    refused(lambda: (build.load_run(run), run_directory.load(run).read_metrics()))
+    refused(lambda: (runs.load_run(run), run_directory.load(run).read_metrics()))
     file.unlink()
     if name != "weights.safetensors":
         file.write_bytes(b" " * 2000)
@@ -265,7 +266,7 @@ def test_a_disk_that_is_full_loses_no_row_and_is_told_in_one_line(run):
     assert directory.metrics.read_bytes() == before
     directory.append_metrics(1, {"loss": 1.0})
     assert [row["step"] for row in directory.read_metrics()] == [0, 1]
-    build.load_run(run)
+    runs.load_run(run)
 
 
 def hold(path, ready):

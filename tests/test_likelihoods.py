@@ -347,3 +347,12 @@ def test_noise_and_temperature_are_positive():
 def test_draws_that_come_in_pairs_cannot_be_odd(likelihood):
     with pytest.raises(ValueError, match=r"an even number of draws .* got 7"):
         likelihood(prediction_draws=7)
+
+
+def test_a_temperature_that_is_held_is_no_parameter():
+    held = LogisticSoftmax(0.2, learn_temperature=False)
+    assert held.parameters() == held.priors() == {}
+    assert held.with_parameters({}).temperature == 0.2
+    leaves = jax.tree.leaves(held)
+    assert leaves == [0.2] and jax.tree.map(lambda leaf: leaf, held) == held
+    assert LogisticSoftmax(0.2).parameters().keys() == LogisticSoftmax(0.2).priors().keys() == {"log_temperature"}

@@ -15,7 +15,7 @@ from problems import double, problem
 from scipy.stats import ks_2samp, kstest, norm
 
 from fewshot.inference.diagnostics import summary_table, to_arviz
-from fewshot.inference.inner import Code, Info, fit, gibbs
+from fewshot.inference.inner import Code, Info, Mask, fit, gibbs
 from fewshot.inference.inner.base import SAMPLER_STEPS, fit_pooled, settle
 from fewshot.inference.inner.gibbs import GibbsState
 from fewshot.inference.mcmc import GibbsKernel, nuts
@@ -54,9 +54,9 @@ def prior_draws(key, prior, count):
     return prior.mean + normal @ prior.root.T
 
 
-def sweep_of(likelihood, prior, sign):
+def sweep_of(likelihood, prior, sign, slices=0):
     """One Gibbs sweep of one chain for each replicate, f [T, C, N] and y [T, N] -> f."""
-    kernel = gibbs(signed(likelihood, sign), chains=1)
+    kernel = gibbs(signed(likelihood, sign), chains=1, slices=slices)
 
     def one(key, f, y):
         aux_key, sweep_key = jax.random.split(key)
@@ -93,7 +93,7 @@ def quadrature_moments(prior, likelihood, y):
     return weight @ np.asarray(moments(f), np.float64) / weight.sum()
 
 
-def one_sweep(likelihood, y, count):
+def one_sweep(likelihood, y, count, slices=0):
     """Errors of the moments as a function of the sign, after one sweep from exact posterior draws.
 
     In standard errors of independent draws, which those after the sweep are.
@@ -106,7 +106,7 @@ def one_sweep(likelihood, y, count):
 
     @jax.jit
     def sweep(key, f, sign):
-        return moments(sweep_of(likelihood, prior, sign)(key, f, jnp.broadcast_to(y, (len(f), len(y)))))
+        return moments(sweep_of(likelihood, prior, sign, slices)(key, f, jnp.broadcast_to(y, (len(f), len(y)))))
 
     def errors(sign):
         values = np.asarray(sweep(jax.random.key(1), exact, sign), np.float64)
@@ -120,6 +120,37 @@ def test_one_sweep_leaves_the_posterior_invariant(name):
     errors = one_sweep(LIKELIHOODS[name], jnp.asarray([0, 1], jnp.int32), 20_000)
     assert errors(1.0).max() < 5
     assert errors(-1.0).max() > 10  # a wrong sign is seen
+
+
+class Doubled(LogisticSoftmax):
+    """A planted error: the slices see the density squared, the sites as it is."""
+
+    def log_prob(self, y, f, classes=None):
+        return 2 * super().log_prob(y, f, classes)
+
+
+def test_slices_within_a_sweep_leave_the_posterior_invariant():
+    prior, y, count = small_prior(2, 2), jnp.asarray([0, 1], jnp.int32), 20_000
+    f = np.asarray(prior_draws(jax.random.key(0), prior, count))
+    density = np.exp(jax.vmap(lambda one: jnp.sum(LogisticSoftmax().log_prob(y, one)))(f))
+    exact = jnp.asarray(f[np.random.default_rng(0).uniform(size=count) < density])
+    expected = quadrature_moments(prior, LogisticSoftmax(), y)
+
+    def errors(likelihood):
+        kernel = gibbs(likelihood, chains=len(exact), slices=2)
+
+        @jax.jit
+        def sweep(key):
+            aux_key, sweep_key = jax.random.split(key)
+            keys = jax.random.split(aux_key, len(exact))
+            aux = jax.vmap(lambda one, f: LogisticSoftmax().aux_conditional(one, y, f))(keys, exact)
+            return moments(kernel.step(sweep_key, GibbsState(exact, aux, y, None), prior, y, None)[0].f)
+
+        values = np.asarray(sweep(jax.random.key(1)), np.float64)
+        return np.abs(values.mean(0) - expected) / values.std(0) * np.sqrt(len(values))
+
+    assert errors(LogisticSoftmax()).max() < 5
+    assert errors(Doubled()).max() > 10
 
 
 # K6: means and standard deviations against NUTS
@@ -329,6 +360,55 @@ def test_a_settled_sampler_holds_draws_of_several_sweeps_and_ends_with_the_last(
     np.testing.assert_array_equal(state.y, task.y)
 
 
+def autoregression(correlation, chains=20):
+    """A sampler whose chains are x <- r x + (1 - r^2)^1/2 N(0, 1), begun at draws three times as wide."""
+    info = Info(jnp.zeros(()), jnp.zeros(()), jnp.asarray(Code.OK), jnp.asarray(0))
+
+    def step(key, state, prior, y, mask):
+        noise = jax.random.normal(key, state.shape)
+        return correlation * state + np.sqrt(1 - correlation**2) * noise, info
+
+    return gibbs(OneVsEach())._replace(
+        init=lambda key, prior, y, mask: 3 * jax.random.normal(key, (chains,)),
+        step=step,
+        sites=lambda state: state,
+        pool=lambda states: states,
+        statistics=lambda state, y, mask: jnp.stack([state, state**2], axis=1),
+    )
+
+
+def test_a_sampler_that_has_not_mixed_is_reported_and_one_that_has_is_not():
+    task = problem(0, points=4)
+
+    def codes(kernel, count=20):
+        keys = jax.random.split(jax.random.key(5), count)
+        return np.asarray(jax.jit(jax.vmap(lambda key: settle(key, kernel, task.prior, task.y)[1]))(keys))
+
+    for correlation, code in ((0.0, Code.OK), (0.7, Code.OK), (0.97, Code.NOT_MIXED), (0.99, Code.NOT_MIXED)):
+        found = codes(autoregression(correlation))
+        assert (found == code).mean() >= 0.95, (correlation, found)
+    stuck = autoregression(0.0)
+    lost = stuck._replace(statistics=lambda state, y, mask: jnp.nan * state[:, None])
+    assert (codes(lost) == Code.NOT_MIXED).all()
+    broken = Info(jnp.zeros(()), jnp.zeros(()), jnp.asarray(Code.NON_FINITE), jnp.asarray(0))
+    failed = lost._replace(step=lambda key, state, prior, y, mask: (state, broken))
+    assert (codes(failed) == Code.NON_FINITE).all()  # what is worse is said
+
+
+def test_what_mixing_is_judged_by():
+    """log p(y | f), one latent and |f|^2 of every chain, of the points and classes that are real."""
+    task, kernel = problem(0, points=4), gibbs(OneVsEach(), chains=3)
+    state = kernel.init(jax.random.key(0), task.prior, task.y, None)
+    found = kernel.statistics(state, task.y, None)
+    data = jax.vmap(lambda f: jnp.sum(OneVsEach().log_prob(task.y, f)))(state.f)
+    np.testing.assert_allclose(found[:, 0], data, rtol=1e-5)
+    np.testing.assert_array_equal(found[:, 1], state.f[:, task.y[0], 0])
+    np.testing.assert_allclose(found[:, 2], np.sum(np.asarray(state.f) ** 2, axis=(1, 2)), rtol=1e-5)
+    mask = Mask(jnp.asarray([True, True, False, True]), jnp.asarray([True, True, True]))
+    fewer = kernel.statistics(state, task.y, mask)
+    np.testing.assert_allclose(fewer[:, 2], np.sum(np.asarray(state.f)[:, :, [0, 1, 3]] ** 2, axis=(1, 2)), rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("chains", "sweeps"), [(1, range(25, 50)), (4, range(34, 50)), (20, (31, 37, 43, 49)), (100, (49,))]
 )
@@ -340,6 +420,7 @@ def test_kept_sweeps_are_spread_over_the_second_half(chains, sweeps):
         step=lambda key, state, prior, y, mask: (state + 1, info),
         sites=lambda state: jnp.zeros(chains),
         pool=lambda states: states,
+        statistics=None,
     )
     task = problem(0, points=4)
     assert SAMPLER_STEPS == 50

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from fewshot.inference.inner.mixing import mixed
 from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.gaussian import (
     AnySites,
@@ -45,14 +46,16 @@ class Code(enum.IntEnum):
     NON_FINITE = 2
     INDEFINITE_KERNEL = 3
     IMPLICIT_UNRELIABLE = 4
+    STALLED = 5  # no step that the algorithm knows raises its bound, short of the fixed point
+    NOT_MIXED = 6  # a sampler's chains disagree, or are too slow: a warning, the draws are kept
 
 
 class Info(NamedTuple):
     """Diagnostics of a step. elbo: the lower bound itself (larger is better), in nats, at the state returned.
 
     residual: distance from the fixed point (C3), 0 where it does not apply. code: a `Code`.
-    clipped: number of site precisions that were negative and set to 0. A sampler has no bound and no fixed point: its
-    elbo is the mean over chains of log p(y | f) at the draws, to be watched, not maximised.
+    clipped: number of site precisions that the same state would have negative. A sampler has no bound and no fixed
+    point: its elbo is the mean over chains of log p(y | f) at the draws, to be watched, not maximised.
     """
 
     elbo: Float[Array, ""]
@@ -114,7 +117,8 @@ class InferenceKernel(NamedTuple):
     elbo(state, posterior, y, mask) -> the bound (E1), its expectation taken over the state's own nodes;
     log_evidence(state, prior) -> log Z of the state's sites under that prior (E2), None without sites;
     fixed_point: None for algorithms that have none;
-    pool(states) -> for a sampler, one state whose chains are those of several sweeps, stacked along a leading axis.
+    pool(states) -> for a sampler, one state whose chains are those of several sweeps, stacked along a leading axis;
+    statistics(state, y, mask) -> for a sampler, a few scalars of every chain [M, K] by which its mixing is judged.
     """
 
     init: Callable[[Key[Array, ""], GaussianPrior, Int[Array, " N"], Mask | None], Any]
@@ -126,6 +130,7 @@ class InferenceKernel(NamedTuple):
     traits: Traits
     fixed_point: FixedPoint | None = None
     pool: Callable[[Any], Any] | None = None
+    statistics: Callable[[Any, Int[Array, " N"], Mask | None], Float[Array, "M K"]] | None = None
 
 
 def run(
@@ -175,7 +180,8 @@ def fit_to_tolerance(
 ) -> tuple[Any, Info, Int[Array, ""]]:
     """State, last Info and number of steps, once the residual is at most `tolerance` or after `max_steps`.
 
-    The code is NOT_CONVERGED where the tolerance was not reached. Not differentiable in reverse mode.
+    The code is NOT_CONVERGED where the tolerance was not reached, STALLED where it will not be. Not differentiable in
+    reverse mode.
     """
     prior = prepared(kernel, prior)
     start, loop = jax.random.split(key)
@@ -183,7 +189,8 @@ def fit_to_tolerance(
 
     def unfinished(carry: tuple[Any, Info, Array]) -> Array:
         _, last, count = carry
-        return (last.residual > tolerance) & (last.code != Code.NON_FINITE) & (count < max_steps)
+        over = (last.code == Code.NON_FINITE) | (last.code == Code.STALLED)  # the same for ever
+        return (last.residual > tolerance) & ~over & (count < max_steps)
 
     def body(carry: tuple[Any, Info, Array]) -> tuple[Any, Info, Array]:
         current, _, count = carry
@@ -202,10 +209,15 @@ def settle(
     y: Int[Array, " N"],
     mask: Mask | None = None,
 ) -> tuple[Any, Int[Array, ""]]:
-    """State and code of an inference for use: run to TOLERANCE, or a sampler's draws of SAMPLER_STEPS sweeps."""
+    """State and code of an inference for use: run to TOLERANCE, or a sampler's draws of SAMPLER_STEPS sweeps.
+
+    The code of a sampler is NOT_MIXED where nothing else went wrong and the kept half of its sweeps is not `mixed`.
+    """
     if kernel.traits.sampled:
-        state, each = fit_pooled(key, kernel, prior, y, mask)
-        return state, jnp.max(each.code)
+        state, each, traces = _sampled(key, kernel, prior, y, mask)
+        code = jnp.max(each.code)
+        slow = jnp.asarray(False) if traces is None else ~mixed(traces[SAMPLER_STEPS // 2 :])
+        return state, jnp.where((code == Code.OK) & slow, Code.NOT_MIXED, code)
     state, info, _ = fit_to_tolerance(key, kernel, prior, y, mask)
     return state, info.code
 
@@ -222,22 +234,30 @@ def fit_pooled(
     A posterior of few chains is a mixture of few draws. Sweeps are kept at even distances until there are SAMPLER_DRAWS
     draws in all; every sweep of the second half where these are fewer. A kernel that cannot pool keeps its last state.
     """
+    return _sampled(key, kernel, prior, y, mask)[:2]
+
+
+def _sampled(
+    key: Array, kernel: InferenceKernel, prior: GaussianPrior, y: Array, mask: Mask | None
+) -> tuple[Any, Info, Array | None]:
+    """`fit_pooled`, and the statistics of every sweep [S, M, K], None of a kernel that has none."""
     if kernel.pool is None or kernel.sites is None:
-        return fit(key, kernel, prior, y, mask, steps=SAMPLER_STEPS)
+        return *fit(key, kernel, prior, y, mask, steps=SAMPLER_STEPS), None
     prior = prepared(kernel, prior)
     start, loop = jax.random.split(key)
 
-    def sweep(state: Any, step_key: Array) -> tuple[Any, tuple[Any, Info]]:
+    def sweep(state: Any, step_key: Array) -> tuple[Any, tuple[Any, Info, Array | None]]:
         state, info = kernel.step(step_key, state, prior, y, mask)
-        return state, (state, info)
+        traces = None if kernel.statistics is None else kernel.statistics(state, y, mask)
+        return state, (state, info, traces)
 
     first = kernel.init(start, prior, y, mask)
-    _, (states, infos) = jax.lax.scan(sweep, first, jax.random.split(loop, SAMPLER_STEPS))
+    _, (states, infos, traces) = jax.lax.scan(sweep, first, jax.random.split(loop, SAMPLER_STEPS))
     chains = jax.tree.leaves(jax.eval_shape(kernel.sites, first))[0].shape[0]
     kept = min(SAMPLER_STEPS // 2, -(-SAMPLER_DRAWS // chains))
     numbers = SAMPLER_STEPS - 1 - SAMPLER_STEPS // 2 // kept * jnp.arange(kept)[::-1]
     states = jax.tree.map(lambda leaf: leaf[numbers], states)
-    return kernel.pool(states), infos
+    return kernel.pool(states), infos, traces
 
 
 def prepared(kernel: InferenceKernel, prior: GaussianPrior) -> GaussianPrior:

@@ -7,10 +7,19 @@ q(f) is the prior times diagonal sites. A step moves the sites towards the targe
 
 That is a natural-gradient step of length rho. The full step oscillates where the output scale is large, so rho is
 chosen by the Barzilai-Borwein secant rule, rho = <s, s> / <s, y> with s the last step and y the change of the
-direction, in the Fisher metric of normals about their mean; at most three times the last one, and FIRST_STEP at first:
-from the prior, whose variances are the largest, the full step overshoots most. Lengths beyond 1 shorten the slow
-directions of large output scales; a precision that such a step would make negative becomes 0. A step that would lower
-the ELBO is refused and retried at half its length. Each step costs one factorisation and one gradient, refused or not.
+direction; at most three times the last one, and FIRST_STEP at first: from the prior, whose variances are the largest,
+the full step overshoots most. Its inner product is that of the marginals N(m_n, v_n) point by point, about their means:
+v h h' + v^2 W W' / 2. It is not the Fisher metric of q(f), which has V_nk in the places of the products of deviations
+and is the metric of the step itself; the correlations between points only matter for the length, and are left out.
+Lengths beyond 1 shorten the slow directions of large output scales; a precision that such a step would make negative
+becomes 0. A step that would lower the ELBO is refused and retried at half its length; one of SHORTEST_STEP that is
+refused would be refused for ever, and the code is STALLED. Each step costs one factorisation and one gradient, refused
+or not.
+
+A likelihood that is not log-concave asks for negative precisions. With diagonal sites W^ is then the nearest target in
+the cone W >= 0, in the Fisher metric of q(f) (`cone.py`, C8): the step remains one of ascent, and where it leads is the
+best bound over W >= 0. For log-concave ones W^ is negative by the noise of few nodes alone, and set to 0; so is what is
+negative of blocks.
 
 With `covariance="block"` q couples the classes of a point: g_v is the gradient in the covariance [C, C] of each point,
 W^ and the sites are blocks, no step is longer than 1, so that they stay positive semi-definite. A likelihood that knows
@@ -19,6 +28,7 @@ differences of logits only is shown those alone, so that W^ is 0 along their com
 With `curvature="expected"` W^ is the mean over the nodes of the likelihood's own curvature, never negative.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +37,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from fewshot.inference.inner.base import (
+    Code,
     FixedPoint,
     InferenceKernel,
     Info,
@@ -42,6 +53,7 @@ from fewshot.inference.inner.base import (
     require,
     sites_held,
 )
+from fewshot.inference.inner.cone import nearest_precisions, squared_correlations
 from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.dense_sites import BlockSites, positive_part, zero_block_sites
 from fewshot.models.expectations import Exact, ExpectationRule, MonteCarlo, Points, expect
@@ -63,14 +75,15 @@ SHORTEST_STEP, LONGEST_STEP = 0.02, 8.0
 class CVIState(NamedTuple):
     """Sites, the target C1 computed at them, and what the step-size rule remembers.
 
-    elbo and residual belong to the sites; rho is the length of the next step; points are the nodes of the task's
-    expectations (None: deterministic).
+    elbo, residual and the number of clipped precisions belong to the sites; rho is the length of the next step; points
+    are the nodes of the task's expectations (None: deterministic).
     """
 
     sites: Sites | BlockSites
     target: Sites | BlockSites
     elbo: Float[Array, ""]
     residual: Float[Array, ""]
+    clipped: Int[Array, ""]
     rho: Float[Array, ""]
     points: Points | None
 
@@ -101,13 +114,23 @@ def cvi(
     rule = MonteCarlo() if expectation is None else expectation
     _check_curvature(curvature, likelihood, rule)
     block, expected = covariance == "block", curvature == "expected"
+    projected = not (block or expected or getattr(likelihood, "log_concave", False))
+
+    def target_at(posterior: Any, current: Any, prior: GaussianPrior, y: Array, mask: Mask | None, points: Any) -> Any:
+        """`_target` at the posterior with the sites of now."""
+        cone = _cone(prior, posterior, current, mask) if projected else _not_below_zero
+        return _target(likelihood, expected, posterior.marginals, y, mask, points, cone)
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CVIState:
         points = rule.points(key, prior.mean.shape[0], prior.mean.dtype)
         first = jnp.asarray(FIRST_STEP if rho is None else rho, prior.mean.dtype)
         start = zero_block_sites(prior) if block else zero_sites(prior)
-        target, data, _, _ = _target(likelihood, expected, prior_marginals_like(start, prior), y, mask, points)
-        return CVIState(start, target, data, jnp.full_like(data, jnp.inf), first, points)
+        if projected:
+            target, data, _, clipped = target_at(condition(prior, start), start, prior, y, mask, points)
+        else:
+            marginals = prior_marginals_like(start, prior)
+            target, data, _, clipped = _target(likelihood, expected, marginals, y, mask, points)
+        return CVIState(start, target, data, jnp.full_like(data, jnp.inf), clipped, first, points)
 
     def step(
         key: Key[Array, ""], state: CVIState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
@@ -116,21 +139,24 @@ def cvi(
         direction = _subtract(state.target, state.sites)
         proposal = _add(state.sites, state.rho, direction)
         posterior = condition(prior, proposal)
-        target, data, slope, clipped = _target(likelihood, expected, posterior.marginals, y, mask, state.points)
+        target, data, slope, clipped = target_at(posterior, proposal, prior, y, mask, state.points)
         elbo = data - posterior.kl
         if rho is not None:
-            accepted, following = jnp.asarray(True), state.rho
+            accepted, stalled, following = jnp.asarray(True), jnp.asarray(False), state.rho
         else:
             # A bound is a difference of sums of N C terms of order one: that is what its rounding is relative to.
             magnitude = jnp.abs(data) + posterior.kl + y.size * prior.mean.shape[0]
             rounding = 100 * jnp.finfo(elbo.dtype).eps * magnitude
             accepted = elbo >= state.elbo - rounding
+            stalled = ~accepted & (state.rho <= SHORTEST_STEP)
             change = _subtract(direction, _subtract(target, proposal))
             secant = _secant_length(state.rho, direction, change, posterior, 1.0 if block else LONGEST_STEP)
             following = jnp.where(accepted, secant, jnp.maximum(0.5 * state.rho, SHORTEST_STEP))
-        moved = CVIState(proposal, target, elbo, _residual(posterior, proposal, slope, target), following, state.points)
+        residual, code = _residual(posterior, proposal, slope, target), finite_code(elbo, *proposal)
+        moved = CVIState(proposal, target, elbo, residual, clipped, following, state.points)
         state = jax.tree.map(partial(jnp.where, accepted), moved, state._replace(rho=following))
-        return state, Info(state.elbo, state.residual, finite_code(elbo, *proposal), clipped)
+        code = jnp.where(stalled & (code == Code.OK), Code.STALLED, code)
+        return state, Info(state.elbo, state.residual, code, state.clipped)
 
     def elbo(state: CVIState, posterior: Any, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
         return _data(likelihood, posterior.marginals, y, mask, state.points) - posterior.kl
@@ -139,7 +165,7 @@ def cvi(
         return log_normaliser(prior, state.sites)
 
     def update(state: CVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Any:
-        return _target(likelihood, expected, condition(prior, state.sites).marginals, y, mask, state.points)[0]
+        return target_at(condition(prior, state.sites), state.sites, prior, y, mask, state.points)[0]
 
     fixed_point = FixedPoint(lambda state: state.sites, lambda state, sites: state._replace(sites=sites), update)
     traits = Traits("cvi", free_sites=True)
@@ -159,6 +185,21 @@ def _check_curvature(curvature: str, likelihood: Likelihood, rule: ExpectationRu
         raise ValueError('curvature="expected" is a mean over nodes, of which Exact has none: use "gradient"')
 
 
+def _not_below_zero(precision: Array) -> Array:
+    return jnp.maximum(precision, 0.0)
+
+
+def _cone(prior: GaussianPrior, posterior: Any, current: Sites, mask: Mask | None) -> Callable[[Array], Array]:
+    """Precisions wanted at a posterior -> the nearest ones in the cone W >= 0 (C8)."""
+    present = jnp.ones(current.precision.shape, bool)
+    real = present if mask is None else present & mask.classes[:, None] & mask.points
+
+    def metric() -> Array:
+        return squared_correlations(prior, posterior)
+
+    return lambda wanted: nearest_precisions(metric, posterior.variance, wanted, current.precision, real)
+
+
 def _target(
     likelihood: Likelihood,
     expected: bool,
@@ -166,8 +207,9 @@ def _target(
     y: Array,
     mask: Mask | None,
     points: Points | None,
+    cone: Callable[[Array], Array] = _not_below_zero,
 ) -> tuple[Any, Array, Array, Array]:
-    """Target sites (C1), E_q[log p(y | f)], its slope g_m [C, N], and how many precisions were clipped at 0."""
+    """Target sites (C1), E_q[log p(y | f)], its slope g_m [C, N], and how many precisions were to be negative."""
     value, (slope, gradient) = jax.value_and_grad(lambda q: _data(likelihood, q, y, mask, points))(marginals)
     if isinstance(marginals, JointMarginals):
         blocks = -(gradient + jnp.swapaxes(gradient, 1, 2))
@@ -180,7 +222,7 @@ def _target(
         if expected:
             blocks = _expected_blocks(likelihood, marginals, y, mask, points)
             curvature = jnp.diagonal(blocks, axis1=1, axis2=2).T
-        precision, clipped = jnp.maximum(curvature, 0.0), jnp.sum(curvature < 0)
+        precision, clipped = cone(curvature), jnp.sum(curvature < 0)
         sites = Sites(slope + precision * marginals.mean, precision)
     return mask_sites(sites, mask), value, slope, clipped
 

@@ -3,6 +3,10 @@
 Two blocks, both drawn exactly: aux | f, y (the likelihood's `aux_conditional`) and f | aux, y, which is Gaussian: the
 prior times `sites` of aux, drawn by Matheron's rule (`models.gaussian.draw`). Given the sites of a draw everything
 else is Gaussian algebra, so predictions average Gaussians over the chains, not draws of f.
+
+Where the blocks hardly move each other (logistic-softmax at small temperatures) a sweep also takes elliptical slices of
+f under the likelihood without its augmentation, after f | aux and before aux | f, y: they leave p(f | y) invariant, and
+aux is drawn anew given where they end, so that the joint distribution stays. They need no factorisation.
 """
 
 from typing import Any, NamedTuple
@@ -23,6 +27,7 @@ from fewshot.inference.inner.base import (
     require,
     sum_over_points,
 )
+from fewshot.inference.inner.elliptical import elliptical_slice
 from fewshot.models.block_gaussian import BlockPosterior, JointMarginals
 from fewshot.models.gaussian import (
     AnySites,
@@ -67,14 +72,18 @@ class Mixture(NamedTuple):
         return jax.vmap(lambda component: component.predict(query))(self.components)
 
 
-def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKernel:
+def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | None = None) -> InferenceKernel:
     """Gibbs sampler with `chains` independent chains, each started at a draw of the prior.
 
-    Raises TypeError for a likelihood without augmentation, ValueError for fewer than one chain.
+    slices: elliptical slices a sweep; None for the likelihood's own `slices`, 0 where it has none. Raises TypeError for
+    a likelihood without augmentation, ValueError for fewer than one chain and for a negative number of slices.
     """
     require(isinstance(likelihood, AugmentedLikelihood), "gibbs", likelihood, "augmented latents")
     if chains < 1:
         raise ValueError(f"chains must be at least 1, got {chains}")
+    moves = getattr(likelihood, "slices", 0) if slices is None else slices
+    if moves < 0:
+        raise ValueError(f"slices must be at least 0, got {moves}")
 
     def sites_of(aux: Any, y: Array, mask: Mask | None) -> AnySites:
         return mask_sites(likelihood.sites(y, aux, classes_of(mask)), mask)
@@ -100,6 +109,9 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
             return draw(one, prior, sites_of(aux, y, mask), root)
 
         f = jax.vmap(latents)(jax.random.split(f_key, chains), state.aux)
+        if moves:
+            keys = jax.random.split(jax.random.fold_in(f_key, chains), chains)
+            f = jax.vmap(lambda one, latent: _sliced(one, likelihood, latent, prior, y, mask, moves))(keys, f)
         data = jax.vmap(lambda latent: sum_over_points(likelihood.log_prob(y, latent, classes_of(mask)), mask))(f)
         value = jnp.mean(data)
         code = finite_code(value, jnp.sum(f))
@@ -116,6 +128,13 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
         f, aux = jax.tree.map(lambda draws: draws.reshape(-1, *draws.shape[2:]), (states.f, states.aux))
         y, mask = jax.tree.map(lambda same: same[0], (states.y, states.mask))
         return GibbsState(f, aux, y, mask)
+
+    def statistics(state: GibbsState, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, "M 3"]:
+        """log p(y | f), the latent of the first point's own class, and |f|^2 of the real points of every chain."""
+        real = jnp.ones(state.f.shape[1:], bool) if mask is None else mask.classes[:, None] & mask.points
+        data = jax.vmap(lambda f: sum_over_points(likelihood.log_prob(y, f, classes_of(mask)), mask))(state.f)
+        squares = jnp.sum(jnp.where(real, state.f**2, 0.0), axis=(1, 2))
+        return jnp.stack([data, state.f[:, y[0], 0], squares], axis=1)
 
     def elbo(state: GibbsState, posterior: Mixture, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
         """Mean over the chains of the augmented bound of N(f | sites): a lower bound, if not one that is maximised."""
@@ -134,7 +153,33 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20) -> InferenceKern
         return jnp.mean(jax.vmap(lambda chain: log_normaliser(prior, chain))(sites(state)))
 
     traits = Traits("gibbs", sampled=True)
-    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, traits, pool=pool)
+    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, traits, pool=pool, statistics=statistics)
+
+
+def _sliced(
+    key: Array, likelihood: Any, f: Array, prior: GaussianPrior, y: Array, mask: Mask | None, count: int
+) -> Array:
+    """f after elliptical slices under p(y | f); no gradient passes through them."""
+    fixed, prior = jax.tree.map(_stopped, (likelihood, prior))
+    root, mean = root_of(prior), prior.mean
+
+    def data(deviation: Array) -> Array:
+        return sum_over_points(fixed.log_prob(y, mean + deviation, classes_of(mask)), mask)
+
+    def fresh(one: Array) -> Array:
+        return jax.random.normal(one, (len(mean), root.shape[-1]), root.dtype) @ root.T
+
+    def move(carry: tuple[Array, Array], one: Array) -> tuple[tuple[Array, Array], None]:
+        deviation, value, _ = elliptical_slice(one, *carry, data, fresh)
+        return (deviation, value), None
+
+    start = jax.lax.stop_gradient(f) - mean
+    (deviation, _), _ = jax.lax.scan(move, (start, data(start)), jax.random.split(key, count))
+    return mean + deviation
+
+
+def _stopped(leaf: Any) -> Any:
+    return jax.lax.stop_gradient(leaf) if isinstance(leaf, jax.Array) else leaf
 
 
 def _known(posterior: Any) -> Marginals | JointMarginals:

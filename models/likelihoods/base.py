@@ -21,7 +21,8 @@ from fewshot.models.gaussian import AnySites, Marginals
 class Likelihood(Protocol):
     """Tier 1: p(y | f) for independent labelled points. Implementations are frozen dataclasses and pytrees.
 
-    prior_mean: where a learned constant mean of f starts; None where only differences of logits matter.
+    prior_mean: where a learned constant mean of f starts; None where only differences of logits matter. A class may
+    add `log_concave = True` where log p(y | f) is concave in f, so that no precision is negative but by sampling noise.
     """
 
     @property

@@ -27,6 +27,7 @@ class LabelRegression:
     rule: str = field(default="density", metadata={"static": True})
 
     prior_mean: ClassVar[float | None] = 0.0
+    log_concave: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.rule not in ("density", "sigmoid"):

@@ -57,6 +57,7 @@ class OneVsEach(IntegerLabels, SampledPrediction, NoParameters):
     prediction_draws: int = 512
 
     prior_mean: ClassVar[float | None] = None
+    log_concave: ClassVar[bool] = True
 
     def log_prob(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None

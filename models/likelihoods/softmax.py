@@ -26,6 +26,7 @@ class Softmax(CategoricalLabels, NoParameters):
     prediction_draws: int = 512
 
     prior_mean: ClassVar[float | None] = None
+    log_concave: ClassVar[bool] = True
 
     def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """f."""
