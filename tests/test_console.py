@@ -180,6 +180,6 @@ def test_other_cells_stay_as_they_are(text):
 
 
 def test_an_error_does_not_reach_the_terminal_as_a_command(capsys):
-    with pytest.raises(SystemExit), console.one_line_errors(ValueError):
+    with pytest.raises(SystemExit), one_line_errors(ValueError):
         raise ValueError("no class \x1b]0;title\x07 caf\udce9")
     assert capsys.readouterr().err == "error: no class \\x1b]0;title\\x07 caf\\xe9\n"

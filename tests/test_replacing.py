@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from fewshot.tasks import files
 from fewshot.tasks.replacing import replace_bytes, replace_text
 
 
@@ -60,7 +61,7 @@ def test_nothing_is_written_through_a_link_in_a_folder_of_somebody_else(tmp_path
     link.symlink_to(kept)
     replace_text(link, "new", follow=False)
     assert kept.read_text() == "precious" and link.read_text() == "new" and not link.is_symlink()
-    monkeypatch.setattr(tasks.files.secrets, "token_hex", lambda _: "guessed")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "guessed")
     (tmp_path / ".config.json.guessed.part").symlink_to(kept)
     with pytest.raises(FileExistsError):
         replace_text(link, "newer")

@@ -306,7 +306,7 @@ def test_what_numpy_writes_is_read_as_it_reads_it(tmp_path, dtype, shape, compre
 def test_a_small_file_cannot_fill_the_memory(tmp_path, monkeypatch):
     files.write_npz(tmp_path / "a.npz", {"images": np.zeros(10_000_000, np.uint8)})
     assert read_npz(tmp_path / "a.npz", ("images",))["images"].shape == (10_000_000,)
-    monkeypatch.setattr("tasks.arrays.FREE", 1_000_000)
+    monkeypatch.setattr("fewshot.tasks.arrays.FREE", 1_000_000)
     with pytest.raises(DataError, match=r"images unpacks to 10,000,128 bytes, 1,000,000 at most are read") as error:
         read_npz(tmp_path / "a.npz", ("images",))
     one_line(error)

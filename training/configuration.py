@@ -32,7 +32,7 @@ OF_GAUSSIAN_PROCESS = ("likelihood", "inference", "objective", "hypergradient", 
 WHOLE = {
     "way": (2, 10_000),
     "shot": (1, 100_000),
-    "query": (1, 100_000),
+    "query": (0, 100_000),
     "episodes": (1, 10**9),
     "tasks_per_step": (1, 10**6),
     "inner_steps": (1, 10**5),
@@ -183,7 +183,10 @@ def _expected_of(name: str, value: Any) -> str:
     good, expected = {
         "dataset": (isinstance(value, str) and 0 < len(value) < 5000 and value.isprintable(), "a name"),
         "settings": (_is_settings(value), "values of --set by their names"),
-        "chosen": (isinstance(value, list) and set(map(str, value)) <= {*WHOLE, *REGISTRIES}, "a list of fields"),
+        "chosen": (
+            isinstance(value, list | tuple) and set(map(str, value)) <= {*WHOLE, *REGISTRIES},
+            "a list of fields",
+        ),
         "image_shape": (_is_shape(value), "height, width and channels"),
         "training_classes": (type(value) is int and 0 <= value <= 10**7, "a whole number"),
         "classes": (_is_classes(value), "lists of names for train, validation and test"),

@@ -140,7 +140,7 @@ def load_run(run_dir: str | Path) -> Run:
     return with_weights(run, stored, directory.weights)
 
 
-def with_weights(run: Run, stored: dict[str, Any], source: Path) -> Run:
+def with_weights(run: Run, stored: dict[Any, Any], source: Path) -> Run:
     """The run at exported weights. Raises RunError if they are those of another configuration."""
     stored = _of_this_version(stored)
     graph, state = nnx.split(run.learner)
@@ -178,7 +178,7 @@ def _limits(name: str) -> tuple[float, float]:
     return (0.0, np.inf) if name == "step" or name.endswith(".variance") else (-np.inf, np.inf)
 
 
-def _of_this_version(stored: dict[str, Any]) -> dict[str, Any]:
+def _of_this_version(stored: dict[Any, Any]) -> dict[Any, Any]:
     """Weights of schema version 1, which had Gaussian processes alone, under the names of today."""
     if "deep_kernel" not in stored or "learner" in stored:
         return stored
