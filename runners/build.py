@@ -24,6 +24,7 @@ from models.gaussian import GaussianPrior, Query
 from models.likelihoods.base import Likelihood
 from runners import run_directory
 from runners.configuration import RunConfig, override_targets, prior_mean
+from runners.console import plain
 from runners.data import check_images, check_own_classes, load_splits
 from runners.overrides import LARGEST_LOG, ConfigError, converted
 from runners.run_directory import RunDirectory, RunError
@@ -143,7 +144,7 @@ def load_run(run_dir: str | Path) -> Model:
     try:
         model = build_model(config, tuple(directory.config["image_shape"]))  # checked with the rest
     except ConfigError as error:
-        raise RunError(f"{directory.path / 'config.json'}: {error}") from error
+        raise RunError(f"{directory.path / 'config.json'}: {plain(error)[:300]}; train again") from error
     model = replace(model, own_classes=directory.config.get("classes"))
     return with_weights(model, stored, directory.weights)
 

@@ -29,12 +29,13 @@ REGISTRIES: dict[str, Mapping[str, Callable]] = {
 WHOLE = {
     "way": (2, 10_000),
     "shot": (1, 100_000),
-    "query": (1, 100_000),
+    "query": (0, 100_000),
     "episodes": (1, 10**9),
     "tasks_per_step": (1, 10**6),
     "inner_steps": (1, 10**5),
     "seed": (0, LARGEST_SEED),
 }
+FIELDS = [*WHOLE, *REGISTRIES]  # that may have been chosen automatically
 LARGEST_IMAGE = 1 << 20  # numbers of an image
 SPLITS = {"train", "validation", "test"}
 NOT_STORED = {"run_dir", "resume", "data_root", "coordinator", "processes", "process_id"}
@@ -158,7 +159,8 @@ class RunConfig:
             check_overrides(config.settings, override_targets(config))
             _ = config.trainer  # its own checks
         except ConfigError as error:
-            raise ConfigError(f"{where}: settings: {str(error).removeprefix('--set ')}; train again") from error
+            reason = plain(str(error).removeprefix("--set "))[:300]
+            raise ConfigError(f"{where}: settings: {reason}; train again") from error
         return config
 
 
@@ -174,7 +176,7 @@ def _expected_of(name: str, value: Any) -> str:
     good, expected = {
         "dataset": (isinstance(value, str) and 0 < len(value) < 5000 and value.isprintable(), "a name"),
         "settings": (_is_settings(value), "values of --set by their names"),
-        "chosen": (isinstance(value, list) and set(map(str, value)) <= {*WHOLE, *REGISTRIES}, "a list of fields"),
+        "chosen": (isinstance(value, list | tuple) and all(one in FIELDS for one in value), "a list of fields"),
         "image_shape": (_is_shape(value), "height, width and channels"),
         "classes": (_is_classes(value), "lists of names for train, validation and test"),
         "environment": (isinstance(value, dict), "names and values"),
