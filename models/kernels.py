@@ -26,36 +26,15 @@ def inner_products(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Arra
 
 
 def squared_distances(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
-    """All |x - z|^2 [N, M], clamped at 0; the gradient at x = z is 0.
+    """All |x - z|^2 [N, M], clamped at 0; the gradient at x = z is 0. Infinity where x is too long to be squared.
 
     Both sides are shifted by the mean of z first: the distances stay the same and far less cancels in float32. The
-    shift uses z alone, so a row does not depend on the other rows. Of rows too long to be squared it is only known
-    that they are far from all others (`_drawn_in`).
+    shift uses z alone, so a row does not depend on the other rows.
     """
     shift = jax.lax.stop_gradient(z.mean(axis=0))
-    return _distances(_drawn_in(x - shift), _drawn_in(z - shift))
-
-
-def squared_chords(x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
-    """`squared_distances` of rows of length 1 or 0, which none is too long for."""
-    shift = jax.lax.stop_gradient(z.mean(axis=0))
-    return _distances(x - shift, z - shift)
-
-
-def _distances(x: Array, z: Array) -> Array:
+    x, z = x - shift, z - shift
     squares = (x * x).sum(axis=-1)[:, None] + (z * z).sum(axis=-1)[None, :]
     return jnp.maximum(squares - 2.0 * inner_products(x, z), 0.0)
-
-
-def _drawn_in(x: Array) -> Array:
-    """Rows that are too long to be squared (2^48 in float32), at the 16th root of what they are longer; others as is.
-
-    They keep their direction and order, and have no gradient. Selecting leaves the bits of all other rows alone.
-    """
-    limit = 2.0 ** (int(jnp.finfo(x.dtype).maxexp) // 2 - 16)
-    fixed = jax.lax.stop_gradient(x)
-    largest = jnp.abs(fixed).max(axis=-1, keepdims=True, initial=0.0)
-    return jnp.where(largest > limit, fixed * (limit / jnp.maximum(largest, limit)) ** (15 / 16), x)
 
 
 def unit_norm(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
@@ -73,6 +52,7 @@ def unit_norm(x: Float[Array, "N D"]) -> Float[Array, "N D"]:
 
 
 def _unit(x: Array) -> Array:
+    """`unit_norm` of vectors that can be squared; others become zero."""
     squares = (x * x).sum(axis=-1, keepdims=True)
     alive = ~(squares <= jnp.finfo(x.dtype).tiny)  # so that NaN stays NaN
     # The inner `where` keeps the unused branch finite: 0 * inf would put NaN into the gradient.
@@ -172,11 +152,8 @@ class Stationary(Kernel):
         raise NotImplementedError(f"{type(self).__name__} has no profile")
 
     def gram(self, hyper: Hyper, x: Float[Array, "N D"], z: Float[Array, "M D"]) -> Float[Array, "N M"]:
-        if self.unit:
-            squares = squared_chords(unit_norm(x), unit_norm(z))
-        else:
-            squares = squared_distances(per_dimension(x), per_dimension(z))
-        squares = squares * jnp.exp(-2.0 * hyper["log_lengthscale"])
+        prepare = _unit if self.unit else per_dimension
+        squares = squared_distances(prepare(x), prepare(z)) * jnp.exp(-2.0 * hyper["log_lengthscale"])
         return jnp.exp(hyper["log_scale"]) * self.profile(squares)
 
     def diagonal(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, " N"]:

@@ -1,10 +1,10 @@
 """A run folder of somebody else is checked before it is used: one line for whatever is wrong, never a traceback."""
 
 import json
-import multiprocessing
 import os
-import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import foreign_runs
@@ -269,28 +269,34 @@ def test_a_disk_that_is_full_loses_no_row_and_is_told_in_one_line(run):
     runs.load_run(run)
 
 
-def hold(path, ready):
-    with run_directory.lock(path):
-        ready.set()
-        signal.pause()
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "a")
+try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit("taken")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def holder(path):
+    """Another process that holds the lock of a run folder."""
+    command = [sys.executable, "-c", HOLDER, str(path / ".lock")]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_two_processes_do_not_train_in_one_folder(run):
     """And one that was killed does not keep the next out."""
-    context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    other = context.Process(target=hold, args=(run, ready))
-    other.start()
-    try:
-        assert ready.wait(60)
+    with holder(run) as other:
+        assert other.stdout.readline() == "held\n"
         with pytest.raises(RunError, match="got another process that does; wait for it"), run_directory.lock(run):
             pytest.fail("two hold the lock")
-    finally:
         other.kill()
-        other.join()
-    with run_directory.lock(run):
-        pass
-    with run_directory.lock(run):  # nor does one that ended well
+    with run_directory.lock(run), holder(run) as other:
+        assert other.wait(60) and other.stderr.read() == "taken\n"
+    with run_directory.lock(run):  # one that ended well does not keep the next out either
         pass
 
 

@@ -194,34 +194,30 @@ def scaled_rows(dtype, scale):
 
 
 @pytest.mark.parametrize("dtype, scale", [(dtype, scale) for dtype, scales in SCALES.items() for scale in scales])
-def test_bounded_kernels_are_right_at_any_scale(dtype, scale):
+def test_cosine_is_right_at_any_scale(dtype, scale):
     x = scaled_rows(dtype, scale)
     units = x / np.abs(x).max(axis=1, keepdims=True).astype(np.float64)
     units /= np.linalg.norm(units, axis=1, keepdims=True)
-    for name in BOUNDED:
-        kernel = models.KERNELS[name]()
-        hyper = {key: jnp.asarray(HYPER[key], dtype) for key in kernel.initial()}
-        gram = np.asarray(kernel.gram(hyper, jnp.asarray(x), jnp.asarray(x[:2])))
-        assert np.isfinite(gram).all() and np.isfinite(kernel.diagonal(hyper, jnp.asarray(x))).all(), name
-        if name.startswith("cosine"):
-            wanted = np.exp(HYPER["log_scale"]) * units @ units[:2].T
-            np.testing.assert_allclose(gram, wanted, rtol=0, atol=20 * np.finfo(dtype).eps)
-        elif scale > 1 and name != "rbf-norm":
-            np.testing.assert_array_equal(gram[2:4], 0.0)  # infinitely far, for all that can be told
-        np.testing.assert_allclose(gram[1], gram[0], rtol=1e-5)
+    hyper = {"log_scale": jnp.asarray(HYPER["log_scale"], dtype)}
+    gram = np.asarray(models.KERNELS["cosine"]().gram(hyper, jnp.asarray(x), jnp.asarray(x)))
+    wanted = np.exp(HYPER["log_scale"]) * units @ units.T
+    np.testing.assert_allclose(gram, wanted, rtol=0, atol=20 * np.finfo(dtype).eps)
 
 
-def test_rows_too_long_to_be_squared_are_far_from_all_others_and_from_each_other():
-    x = np.outer([1.0, 1e13, 1e16, 1e19, 1e25, 3e37], [1.0, -2.0, 0.5]).astype("float32")
-    found = np.asarray(kernels.squared_distances(jnp.asarray(x), jnp.asarray(x)))
-    apart = found[~np.eye(6, dtype=bool)]
-    assert np.isfinite(found).all() and apart.min() > 1e25 and (np.diff(found[0]) > 0).all()
+@pytest.mark.parametrize("name", ["rbf", "matern52"])
+@pytest.mark.parametrize("scale", [1e10, 1e18, 1e19, 1e20, 1e30, 1e36])
+def test_queries_too_long_to_be_squared_are_infinitely_far(name, scale):
+    kernel, x = models.KERNELS[name](), jnp.asarray(scaled_rows("float32", scale))
+    hyper = {key: jnp.float32(HYPER[key]) for key in kernel.initial()}
+    gram = np.asarray(kernel.gram(hyper, x, x[:2]))
+    np.testing.assert_array_equal(gram[2:4], 0.0)
+    assert np.isfinite(gram).all() and (gram[:2] == gram[0, 0]).all()
 
 
-@pytest.mark.parametrize("name", BOUNDED)
-def test_gradients_at_rows_too_long_or_short_to_be_squared_are_finite(name):
-    kernel, x = models.KERNELS[name](), jnp.asarray(np.concatenate([scaled_rows("float32", s) for s in (1e-25, 1e25)]))
-    hyper = {key: np.float32(HYPER[key]) for key in kernel.initial()}
+@pytest.mark.parametrize("scale", [1e-25, 1e25])
+def test_gradients_of_cosine_at_rows_too_long_or_short_to_be_squared_are_finite(scale):
+    kernel, x = models.KERNELS["cosine"](), jnp.asarray(scaled_rows("float32", scale))
+    hyper = {"log_scale": np.float32(HYPER["log_scale"])}
     gradients = jax.grad(lambda hyper, x: kernel.gram(hyper, x, x).sum(), argnums=(0, 1))(hyper, x)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
@@ -242,22 +238,15 @@ def test_features_that_are_no_numbers_do_not_pass_for_zeros(name):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_ordinary_rows_keep_their_bits(dtype):
-    """What the plain formulas give, without the guards of rows that are too long or too short."""
+    """What the plain formula gives, without the guard of rows that are too long or too short to be squared."""
 
     def plain_unit(x):
         squares = (x * x).sum(axis=-1, keepdims=True)
         alive = squares > jnp.finfo(x.dtype).tiny
         return jnp.where(alive, x * jax.lax.rsqrt(jnp.where(alive, squares, 1.0)), 0.0)
 
-    def plain_distances(x, z):
-        shift = jax.lax.stop_gradient(z.mean(axis=0))
-        x, z = x - shift, z - shift
-        squares = (x * x).sum(axis=-1)[:, None] + (z * z).sum(axis=-1)[None, :]
-        return jnp.maximum(squares - 2.0 * kernels.inner_products(x, z), 0.0)
-
     for seed, scale in enumerate((1e-6, 1.0, 1e3, 1e12)):
-        x, z = (jnp.asarray(scale * features(seed + k, 40, size=17), dtype) for k in (0, 9))
+        x = jnp.asarray(scale * features(seed, 40, size=17), dtype)
         np.testing.assert_array_equal(jax.jit(kernels.unit_norm)(x), jax.jit(plain_unit)(x))
-        np.testing.assert_array_equal(jax.jit(kernels.squared_distances)(x, z), jax.jit(plain_distances)(x, z))
         slopes = [jax.jit(jax.grad(lambda x, f=f: (f(x) * x[::-1]).sum()))(x) for f in (kernels.unit_norm, plain_unit)]
         np.testing.assert_array_equal(*slopes)

@@ -278,7 +278,7 @@ def test_a_damaged_tag_beside_the_orientation_costs_no_picture(tmp_path):
 
 @pytest.mark.parametrize("error", [Image.DecompressionBombError, TypeError, OverflowError, struct.error])
 def test_whatever_reading_a_picture_raises_is_one_line(error, tmp_path, monkeypatch):
-    def refuse(*_):
+    def refuse(*_, **__):
         raise error("no picture")
 
     save_picture = tmp_path / "a.png"

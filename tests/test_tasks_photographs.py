@@ -280,7 +280,7 @@ def test_the_real_photographs_are_decoded_and_in_one_split_each(name, expected):
 
 
 def test_cub_is_read_from_the_folders_of_its_archive(tmp_path):
-    refused("cub", tmp_path, "CUB_200_2011/images", birds.ARCHIVE.url, birds.ARCHIVE.md5, "tar -xzf")
+    refused("cub", tmp_path, "CUB_200_2011/images", birds.ARCHIVE.url, birds.ARCHIVE.sha256, "tar -xzf")
     images = tmp_path / "CUB_200_2011" / "images"
     for k in range(200):
         save(images / f"{k + 1:03d}.Bird_{k}" / f"Bird_{k}_0001.jpg", k)

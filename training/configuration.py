@@ -38,6 +38,7 @@ WHOLE = {
     "inner_steps": (1, 10**5),
     "seed": (0, LARGEST_SEED),
 }
+FIELDS = [*WHOLE, *REGISTRIES]  # that may have been chosen automatically
 LARGEST_IMAGE = 1 << 20  # numbers of an image
 SPLITS = {"train", "validation", "test"}
 # Where a run lives and how it is started are no part of what it computes.
@@ -167,7 +168,8 @@ class RunConfig:
             check_overrides(config.settings, override_targets(config))
             _ = config.trainer  # its own checks
         except ConfigError as error:
-            raise ConfigError(f"{where}: settings: {str(error).removeprefix('--set ')}; train again") from error
+            reason = plain(str(error).removeprefix("--set "))[:300]
+            raise ConfigError(f"{where}: settings: {reason}; train again") from error
         return config
 
 
@@ -183,10 +185,7 @@ def _expected_of(name: str, value: Any) -> str:
     good, expected = {
         "dataset": (isinstance(value, str) and 0 < len(value) < 5000 and value.isprintable(), "a name"),
         "settings": (_is_settings(value), "values of --set by their names"),
-        "chosen": (
-            isinstance(value, list | tuple) and set(map(str, value)) <= {*WHOLE, *REGISTRIES},
-            "a list of fields",
-        ),
+        "chosen": (isinstance(value, list | tuple) and all(one in FIELDS for one in value), "a list of fields"),
         "image_shape": (_is_shape(value), "height, width and channels"),
         "training_classes": (type(value) is int and 0 <= value <= 10**7, "a whole number"),
         "classes": (_is_classes(value), "lists of names for train, validation and test"),

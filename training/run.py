@@ -17,6 +17,7 @@ from flax import nnx
 from jaxtyping import Array, Key
 
 from fewshot import inference, learners, models
+from fewshot.evaluation.text import plain
 from fewshot.inference.inner.base import InferenceKernel
 from fewshot.learners import GaussianProcess, Learner
 from fewshot.models.backbones import Backbone
@@ -135,7 +136,7 @@ def load_run(run_dir: str | Path) -> Run:
     try:  # both were checked with the rest
         run = build_run(config, tuple(directory.config["image_shape"]), directory.config.get("training_classes", 0))
     except ConfigError as error:
-        raise RunError(f"{directory.path / 'config.json'}: {error}") from error
+        raise RunError(f"{directory.path / 'config.json'}: {plain(error)[:300]}; train again") from error
     run = replace(run, own_classes=directory.config.get("classes"))
     return with_weights(run, stored, directory.weights)
 
