@@ -23,7 +23,8 @@ from fewshot.training.run import Run, load_run
 HEADER = ["run", "data set", "shot", "division", "accuracy", "other accuracy", "temperature", "ECE", "least", "own"]
 LEGEND = """
 *Accuracy* and the ECEs are of one side, *other accuracy* of the one that the *temperature* is fitted on. *ECE* is at
-that temperature, *least* at the one of least NLL on the side itself, *own* at the run's."""
+that temperature, *least* at the one of least NLL on the side itself, *own* at the run's, which is all that a user has
+who has no classes to validate on: quote both."""
 
 
 class Division(NamedTuple):

@@ -4,7 +4,7 @@ import argparse
 
 import numpy as np
 import pytest
-from conftest import load_benchmark
+from conftest import REPOSITORY, load_benchmark
 
 from fewshot.evaluation import scoring
 from fewshot.evaluation.calibration import fit_temperature
@@ -62,3 +62,8 @@ def test_rows_are_the_published_division_and_the_mean_of_others(divisions, tiny_
     published, others = divisions.rows_of(tiny_run.path, arguments)
     assert len(published) == len(others) == len(divisions.HEADER)
     assert published[3] == "published" and others[3].startswith("3 random")
+
+
+def test_the_kept_page_ends_as_it_is_written_today(divisions):
+    kept = (REPOSITORY / "docs" / "results" / "divisions.md").read_text()
+    assert kept.endswith(divisions.LEGEND + "\n") and "| " + " | ".join(divisions.HEADER) + " |" in kept

@@ -121,7 +121,8 @@ def test_raw_and_calibrated_are_always_together(everything):
     assert json.loads((everything.folder / "metrics.json").read_text()) == json.loads(json.dumps(metrics))
     for row in (metrics["raw"], metrics["calibrated"], metrics["papers_calibration"]):
         assert row.keys() >= KEYS - {"seconds", "failures", "config"}
-        assert row["intervals"].keys() == {"accuracy", "nll", "brier", "ece"}
+        assert row["intervals"].keys() == {"accuracy", "nll", "brier", "ece", "ece_debiased"}
+        assert row["intervals"]["ece"] is None and 0 <= row["intervals"]["ece_debiased"][0] <= 1
     assert 0 < metrics["calibrated"]["temperature"] != metrics["temperature"]
     assert metrics["papers_calibration"].keys() >= {"latent_temperature", "predictive_temperature", "validation_ece"}
     assert metrics["calibrated"]["accuracy"] == metrics["raw"]["accuracy"]

@@ -1,0 +1,72 @@
+"""Files of test predictions: small enough to publish, exact enough that every metric can be computed again.
+
+What is kept of each query is log p_c - max_c log p_c in 16 bits. The most probable class has 0 and stays the most
+probable one, where 16 bits of p itself could not tell 0.3001 from 0.3. A ratio of probabilities is kept to
+0.05% where it is within a factor of 7, to 0.8% where it is 1e-6; p = 0 stays 0.
+"""
+
+import io
+import zipfile
+import zlib
+from os import PathLike
+from typing import NamedTuple
+
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int
+
+from fewshot.evaluation.predictions import Labels, Probabilities, checked
+
+NAMES = ("log_ratios", "labels", "classes")
+DAMAGE = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+
+
+class KeptPredictions(NamedTuple):
+    """Probabilities and labels of every episode's queries; classes: which class of the test split each label is."""
+
+    probabilities: Float[np.ndarray, "E Q C"]
+    labels: Int[np.ndarray, "E Q"]
+    classes: Int[np.ndarray, "E C"]
+
+
+def to_bytes(probabilities: Probabilities, labels: Labels, classes: Int[np.ndarray | Array, "E C"]) -> bytes:
+    """The content of `predictions.npz`. Raises: ValueError on malformed predictions."""
+    p, y = checked(probabilities, labels)
+    with np.errstate(divide="ignore"):  # the logarithm of 0 is kept as it is
+        ratios = np.log(p) - np.log(p.max(-1, keepdims=True))
+    file = io.BytesIO()
+    arrays = dict(zip(NAMES, (ratios.astype(np.float16), _smallest(y), _smallest(np.asarray(classes))), strict=True))
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def read(path: str | PathLike[str]) -> KeptPredictions:
+    """The predictions of a file, in float32. Raises: ValueError, in one line, for one that is missing or another's."""
+    try:
+        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+            ratios, labels, classes = (file[name] for name in NAMES)
+        kept = _of(ratios, labels, classes)
+        checked(kept.probabilities, kept.labels)
+        return kept
+    except DAMAGE as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"expected predictions of test episodes, got {path} ({reason}); write the file again"
+        ) from error
+
+
+def _of(ratios: np.ndarray, labels: np.ndarray, classes: np.ndarray) -> KeptPredictions:
+    integers = labels.dtype.kind + classes.dtype.kind in {a + b for a in "iu" for b in "iu"}
+    if ratios.dtype != np.float16 or not integers or ratios.ndim != 3 or classes.shape != ratios.shape[::2]:
+        raise ValueError(f"its arrays are {ratios.dtype}{ratios.shape}, {labels.dtype}, {classes.dtype}{classes.shape}")
+    if (ratios.max(-1) != 0).any():
+        raise ValueError("a query has no most probable class")
+    odds = np.exp(ratios.astype(np.float64))
+    return KeptPredictions(
+        (odds / odds.sum(-1, keepdims=True)).astype(np.float32), labels.astype(np.int32), classes.astype(np.int32)
+    )
+
+
+def _smallest(values: np.ndarray) -> np.ndarray:
+    """The same integers in as few bytes as they fit in."""
+    return values.astype(np.result_type(np.min_scalar_type(values.min()), np.min_scalar_type(values.max())))
