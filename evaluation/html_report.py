@@ -13,7 +13,7 @@ from fewshot.evaluation.episodes import Episodes
 from fewshot.evaluation.out_of_episode import OutOfEpisode
 from fewshot.evaluation.predictions import confidence_and_right
 from fewshot.evaluation.report import Section, Table, page
-from fewshot.evaluation.resampling import plain_interval, reliability
+from fewshot.evaluation.resampling import Interval, plain_interval, reliability
 from fewshot.evaluation.scoring import Scores
 from fewshot.evaluation.text import format_percent
 from fewshot.tasks import Dataset, Splits
@@ -44,7 +44,9 @@ class Row(NamedTuple):
 class Assessment(NamedTuple):
     """What was found of one run, and of what: `test` as scored (corrupted if asked), `severities` to accuracies.
 
-    trained_on: the data set of the run; held_out: its temperature is of classes that no step was taken on.
+    shown: which class of the test split each label of an episode is [E, C]; over_classes: 95% intervals of accuracy,
+    NLL and Brier score for other test classes like these. trained_on: the data set of the run; held_out: its
+    temperature is of classes that no step was taken on.
     """
 
     run: str
@@ -56,6 +58,8 @@ class Assessment(NamedTuple):
     test: Dataset
     episodes: Episodes
     rows: dict[str, Row]
+    shown: np.ndarray
+    over_classes: dict[str, Interval]
     severities: dict[int, dict[str, Any]]
     out_of_episode: OutOfEpisode | None
 
@@ -64,6 +68,17 @@ class Assessment(NamedTuple):
         """What the tables are of."""
         shape, count = self.episodes.shape, len(self.episodes.keys)
         return tables.heading(self.splits.name, self.trained_on, shape, count, self.test.classes)
+
+    @property
+    def classes_note(self) -> str:
+        """What another sample of test classes would have given; empty where the episodes do not tell."""
+        bounds = plain_interval(self.over_classes["accuracy"])
+        if bounds is None:
+            return ""
+        return (
+            f"For other classes like these {self.test.classes}: accuracy {format_percent(bounds[0])} to "
+            f"{format_percent(bounds[1])} (95% over classes and episodes; +- above is over episodes alone)."
+        )
 
     @property
     def temperature_note(self) -> str:
@@ -99,6 +114,7 @@ def _scores(found: Assessment) -> Section:
     notes = [
         f"{found.heading.strip()}{corrupted}. In brackets: 95% intervals over episodes.",
         found.temperature_note,
+        *([found.classes_note] if found.classes_note else []),
         *(
             tables.calibration_note(name, row.temperatures, found.trained_on)
             for name, row in found.rows.items()

@@ -5,7 +5,7 @@ fixed size, padded at the end, so that nothing is compiled twice and no result d
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from fewshot.tasks import Dataset, TaskIndices
 
 PIXELS_A_CHUNK = 200_000  # of images embedded at once: some 100 MB inside Conv4
 NUMBERS_A_BLOCK = 10_000_000  # of draws of logits at once: 40 MB
+WARNINGS = (Code.NOT_MIXED.name.lower(),)  # codes of episodes whose predictions are used all the same
 BATCHES = 5  # of episodes, for the standard deviation that papers print
 
 
@@ -85,6 +86,11 @@ def failures(codes: Int[np.ndarray, " E"]) -> dict[str, int]:
     """Episodes by result code [E], those that went well left out."""
     counts = {code.name.lower(): int((codes == code).sum()) for code in Code if code != Code.OK}
     return {name: count for name, count in counts.items() if count}
+
+
+def number_failed(counts: Mapping[str, int]) -> int:
+    """Of `failures`, those whose predictions are not to be used: not those with a mere warning."""
+    return sum(count for name, count in counts.items() if name not in WARNINGS)
 
 
 def embed(learner: Learner, dataset: Dataset) -> Shaped[Array, "RI ..."]:

@@ -6,7 +6,10 @@ from typing import Any
 
 from fewshot.evaluation.episodes import Shape
 from fewshot.evaluation.out_of_episode import Detection
+from fewshot.evaluation.scoring import WARNINGS
 from fewshot.evaluation.text import format_percent, format_table
+
+NOT_MIXED = "Episodes whose chains had not mixed well (longer ones would be surer)"
 
 
 def heading(dataset: str, trained_on: str, shape: Shape, episodes: int, classes: int) -> str:
@@ -64,9 +67,11 @@ def detection_cells(one: Detection) -> list[str]:
 
 
 def failures_note(failures: Mapping[str, int]) -> str:
-    """Episodes by result code."""
-    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in failures.items())
-    return f"Episodes whose inference failed: {counts or 'none'}."
+    """Episodes by result code; chains that have not mixed are a warning, their draws are used."""
+    failed = {name: count for name, count in failures.items() if name not in WARNINGS}
+    counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in failed.items())
+    warned = "".join(f" {NOT_MIXED}: {count}." for name, count in failures.items() if name in WARNINGS)
+    return f"Episodes whose inference failed: {counts or 'none'}.{warned}"
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from jaxtyping import Array
 
 from fewshot.evaluation import episode_lists, robustness, scoring
 from fewshot.evaluation.calibration import LATENT_GRID, PapersTemperatures, fit_temperature, papers_temperatures
+from fewshot.evaluation.class_interval import classes_of_episodes, intervals_over_classes
 from fewshot.evaluation.episodes import EVALUATION_SEED, Episodes, Shape, draw_episodes, queries
 from fewshot.evaluation.html_report import ADAPTED, CALIBRATED, PAPERS, RAW, TEMPERED, Assessment, Row
 from fewshot.evaluation.out_of_episode import detect_others
@@ -42,6 +43,8 @@ def assess(config: EvaluationConfig) -> tuple[Run, Assessment]:
     test = robustness.corrupted(config.corruption, config.seed, splits.test)
     features = embed(run.learner, test)
     rows = _rows(run, features, episodes, validation, config)
+    drawn, tempered = episodes.indices, rows[TEMPERED].scores
+    shown = classes_of_episodes(test.index, test.counts, drawn.x_support, drawn.y_support)
     severities: dict[int, dict[str, Any]] = {}
     if config.corruption and config.report:  # which shows them
         severities = robustness.by_severity(
@@ -60,6 +63,8 @@ def assess(config: EvaluationConfig) -> tuple[Run, Assessment]:
         test=test,
         episodes=episodes,
         rows=rows,
+        shown=shown,
+        over_classes=dict(intervals_over_classes(tempered.probabilities, tempered.labels, shown)),
         severities=severities,
         out_of_episode=others,
     )

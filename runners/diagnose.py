@@ -151,12 +151,16 @@ def _score(
         "difference": float(difference.sum()),
         "difference_se": float(np.sqrt(len(difference) * np.var(difference))),
         "loo_k": float(loo.pareto_k.max()),
+        "objection": diagnostics.objection_to_ranking(loo, task.y),
         "nll": task.nll(one.probabilities),
     }
 
 
 def _likelihood_table(scores: dict[str, dict[str, Any]]) -> str:
-    """A row for each likelihood, all with the run's kernel on the same task."""
+    """A row for each likelihood, all with the run's kernel on the same task; by held-out queries where LOO fails."""
+    objection = next((row["objection"] for row in scores.values() if row["objection"]), None)
+    if objection:
+        return _by_queries(scores, objection)
     header = ["", "by", "ESS bulk", "PSIS-LOO of labels", "minus the run's", "LOO k-hat", "query NLL"]
     lines = [
         [
@@ -176,6 +180,17 @@ def _likelihood_table(scores: dict[str, dict[str, Any]]) -> str:
         "gaussian one of codes, each on a scale of its own."
     )
     return f"\n{format_table(header, lines)}\n{notes}"
+
+
+def _by_queries(scores: dict[str, dict[str, Any]], objection: str) -> str:
+    """A row for each likelihood, the least NLL of the held-out queries first, where leaving labels out says nothing."""
+    ranked = sorted(scores.items(), key=lambda item: item[1]["nll"])
+    lines = [[name, row["sampler"], _number(row["ess_bulk"], 0), _number(row["nll"], 4)] for name, row in ranked]
+    notes = (
+        "The same kernel under every likelihood, the others at their first parameters and prior mean, ranked by the\n"
+        f"held-out queries. No ranking by PSIS-LOO: {objection}."
+    )
+    return f"\n{format_table(['', 'by', 'ESS bulk', 'query NLL'], lines)}\n{notes}"
 
 
 def _table(rows: dict[str, dict[str, float | None]]) -> str:
@@ -206,6 +221,9 @@ def _notes(run: Run, learner: GaussianProcess, path: Info) -> str:
         "variational posterior against the exact joint; above 0.7 importance weights could not repair it.",
         f"Predictions are at temperature 1 (the run's is {run.temperature:.3f}).",
     ]
+    doubt = diagnostics.doubt_about_laplace(learner.likelihood) if run.config.inference == "laplace" else None
+    if doubt:
+        lines.append(f"Do not trust this approximation: {doubt}.")
     code = Code(int(np.max(path.code)))
     if code != Code.OK:
         lines.append(f"The run's own inference reported {code.name.lower().replace('_', ' ')}.")

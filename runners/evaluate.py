@@ -13,14 +13,15 @@ from typing import Any
 
 import jax
 
-from fewshot.evaluation import episode_lists, html_report, tables
+from fewshot.evaluation import episode_lists, html_report, prediction_files, tables
 from fewshot.evaluation.html_report import ADAPTED, CALIBRATED, PAPERS, RAW, TEMPERED, Assessment
+from fewshot.evaluation.resampling import plain_interval
 from fewshot.evaluation.text import format_seconds
 from fewshot.runners.assessment import assess
 from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
 from fewshot.runners.cli.launch import launch
 from fewshot.tasks.corruptions import parse_corruption
-from fewshot.tasks.replacing import replace_text
+from fewshot.tasks.replacing import replace_bytes, replace_text
 from fewshot.training import run_directory
 from fewshot.training.run import Run
 
@@ -37,6 +38,10 @@ def main(config: EvaluationConfig) -> dict[str, Any]:
     _print(found)
     if config.episodes_file:
         episode_lists.save(Path(config.episodes_file), found.splits.test, found.episodes, found.rows[TEMPERED].scores)
+    if config.predictions_file:
+        scores = found.rows[TEMPERED].scores
+        kept = prediction_files.to_bytes(scores.probabilities, scores.labels, found.shown)
+        replace_bytes(Path(config.predictions_file), kept)
     metrics = _metrics(config, run, found)
     if config.json:
         replace_text(Path(config.json), json.dumps(metrics, indent=2) + "\n")
@@ -51,6 +56,8 @@ def _print(found: Assessment) -> None:
     print(found.heading + (f", images corrupted by {found.corruption}" if found.corruption else ""))
     print(tables.metrics_table({name: row.summary for name, row in found.rows.items()}))
     print(found.temperature_note)
+    if found.classes_note:
+        print(found.classes_note)
     for name in (ADAPTED, CALIBRATED, PAPERS):
         if name in found.rows:
             print(tables.calibration_note(name, found.rows[name].temperatures, found.trained_on))
@@ -71,6 +78,7 @@ def _metrics(config: EvaluationConfig, run: Run, found: Assessment) -> dict[str,
         "seconds": raw.scores.seconds,
         "failures": raw.scores.failures(),
         "temperature": found.temperature,
+        "intervals_over_classes": {name: plain_interval(one) for name, one in found.over_classes.items()},
         "raw": raw.summary,
     }
     for key, name in (("adapted", ADAPTED), ("calibrated", CALIBRATED), ("papers_calibration", PAPERS)):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fewshot.evaluation import metrics
-from fewshot.evaluation.scoring import Scores
+from fewshot.evaluation.scoring import Scores, number_failed
 from fewshot.evaluation.text import format_bytes, format_percent, format_seconds
 from fewshot.inference.outer.loss import StepLog
 from fewshot.inference.outer.svi import Trainer
@@ -231,7 +231,7 @@ class Training:
         values = {
             "validation_accuracy": accuracy,
             "validation_nll": metrics.nll(scores.probabilities, scores.labels),
-            "validation_failures": sum(scores.failures().values()),
+            "validation_failures": number_failed(scores.failures()),
         }
         if accuracy > self.best:
             self.best = accuracy

@@ -10,7 +10,7 @@ from fewshot.tasks.corruptions import CORRUPTIONS, parse_corruption
 from fewshot.training.overrides import ConfigError
 
 TEST_EPISODES = 600
-OUTPUTS = ("json", "report", "episodes_file")
+OUTPUTS = ("json", "report", "episodes_file", "predictions_file")
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class EvaluationConfig:
     json: str | None = None
     report: str | None = None
     episodes_file: str | None = None
+    predictions_file: str | None = None
     from_episodes: str | None = None
     data_root: str | None = None
 
@@ -115,6 +116,9 @@ def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:
     parser.add_argument("--json", metavar="FILE", help="write the metrics to this file")
     parser.add_argument("--report", metavar="FILE.html", help="write tables and pictures as one HTML file")
     parser.add_argument("--episodes-file", metavar="FILE.npz", help="write the episodes with the scores of each")
+    parser.add_argument(
+        "--predictions-file", metavar="FILE.npz", help="write the probabilities of all queries, for other metrics"
+    )
     parser.add_argument("--from-episodes", metavar="FILE.npz", help="test on the episodes of such a file")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     return EvaluationConfig(**vars(parser.parse_args(arguments)))

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fewshot.evaluation.scoring import number_failed
 from fewshot.evaluation.text import format_markdown, format_percent, format_seconds, format_table
 from fewshot.runners import evaluate, meta_train
 from fewshot.runners.cli.evaluation import EvaluationConfig
@@ -175,6 +176,7 @@ def _row(
             calibrate=True,
             adapt=shot > 1,
             episodes_file=str(path / "episodes.npz"),
+            predictions_file=str(path / "predictions.npz"),
             data_root=config.data_root,
         )
     )
@@ -186,7 +188,7 @@ def _row(
         "calibrated": {name: tested["calibrated"][name] for name in (*METRICS, "temperature")},
         **({"adapted": {name: tested["adapted"][name] for name in METRICS}} if shot > 1 else {}),
         "temperature": tested["temperature"],
-        "failures": sum(tested["failures"].values()),
+        "failures": number_failed(tested["failures"]),
         "training_failures": trained["training_failures"],
         "training_seconds": run_directory.load(path).read_metrics()[-1]["seconds"],
         "test_seconds": time.perf_counter() - start,

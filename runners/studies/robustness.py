@@ -12,7 +12,7 @@ from fewshot.evaluation import calibration_error, metrics
 from fewshot.evaluation.episodes import EVALUATION_SEED, draw_episodes
 from fewshot.evaluation.out_of_episode import detect_others
 from fewshot.evaluation.robustness import corruption_key
-from fewshot.evaluation.scoring import embed, score
+from fewshot.evaluation.scoring import embed, number_failed, score
 from fewshot.evaluation.text import format_markdown
 from fewshot.tasks import Dataset
 from fewshot.tasks.corruptions import CORRUPTIONS, corrupt_dataset
@@ -76,12 +76,12 @@ def _scored(run: Run, images: Dataset, test: Dataset, episodes: int, others: boo
     scores = score(run.learner, features, drawn).tempered(run.temperature)
     one: dict[str, Any] = {
         "scores": {key: score(scores.probabilities, scores.labels) for key, score in SCORES.items()},
-        "failures": sum(scores.failures().values()),
+        "failures": number_failed(scores.failures()),
     }
     if others:
         outside = detect_others(run.learner, features, test, shape, episodes, EVALUATION_SEED)
         one["out_of_episode"] = outside.plain_areas()
-        one["failures"] += sum(outside.failures.values())
+        one["failures"] += number_failed(outside.failures)
     return one
 
 
