@@ -115,8 +115,10 @@ def _solve(metric: Array, free: Array, right: Array) -> Array:
     """(M + e I)^-1 right among the free entries; 0 at the others."""
 
     def matrix(x: Array) -> Array:
-        x = jnp.where(free, x, 0.0)
-        return jnp.where(free, _times(metric, x) + _near(x) * x, 0.0)
+        return jnp.where(free, _times(metric, jnp.where(free, x, 0.0)) + _near(x) * x, x)
 
-    tolerance = 10 * jnp.finfo(right.dtype).eps
-    return cg(matrix, jnp.where(free, right, 0.0), tol=tolerance, maxiter=2 * right.shape[1])[0]
+    def solve(times: Callable[[Array], Array], right: Array) -> Array:
+        return cg(times, right, tol=10 * jnp.finfo(right.dtype).eps, maxiter=2 * right.shape[1])[0]
+
+    # Not `cg` alone: its transpose fails, as the point that it starts at comes from the right side.
+    return jax.lax.custom_linear_solve(matrix, jnp.where(free, right, 0.0), solve, symmetric=True)
