@@ -156,7 +156,7 @@ def splits_of(model: Model, data_root: str | None) -> Splits:
     return splits
 
 
-def with_weights(model: Model, stored: dict[str, Any], source: Path) -> Model:
+def with_weights(model: Model, stored: dict[Any, Any], source: Path) -> Model:
     """The model at exported weights. Raises RunError if they are those of another configuration."""
     graph, state = nnx.split(model.deep_kernel)
     expected = {"deep_kernel": nnx.to_pure_dict(state), "likelihood": dict(model.likelihood.parameters())}
@@ -197,7 +197,7 @@ def _check_numbers(found: Any, expected: Any, source: Path) -> None:
             raise RunError(f"{source}: expected {WORDS[kinds[name]]} as {name}, got {array.dtype}; {EXPORT_AGAIN}")
         low, high = -np.inf, np.inf
         if name == "temperature":
-            low, high = np.finfo(np.float32).tiny, LARGEST_TEMPERATURE
+            low, high = float(np.finfo(np.float32).tiny), LARGEST_TEMPERATURE
         elif name == "step" or last == "variance":
             low = 0
         elif name.startswith(("likelihood.", "deep_kernel.hyper.")):

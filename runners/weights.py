@@ -63,11 +63,12 @@ def _insert(tree: dict[Any, Any], name: str, array: np.ndarray) -> bool:
     if len(parts) > DEEPEST or not all(part and len(part) <= LONGEST_NAME for part in parts):
         return False
     *parents, last = [int(part) if part.isascii() and part.isdecimal() else part for part in parts]
+    place: Any = tree
     for parent in parents:
-        tree = tree.setdefault(parent, {})
-        if not isinstance(tree, dict):
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
             return False
-    if last in tree:
+    if last in place:
         return False
-    tree[last] = array
+    place[last] = array
     return True

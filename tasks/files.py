@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from tasks.arrays import Arrays, read_members
+from tasks.arrays import Arrays as Arrays
+from tasks.arrays import read_members
 
 ROOT_VARIABLE = "FEWSHOT_DATA"
 DOWNLOAD_VARIABLE = "FEWSHOT_DOWNLOAD"
