@@ -1,4 +1,4 @@
-"""Fisher information of ST(nu, m, diag S) on M values and its natural gradient, in closed form (R5, docs/student_t.md).
+"""Fisher information of ST(nu, m, diag S) on M values and its natural gradient (T4, T5 of docs/student_t.md).
 
 With n = nu + M:
 
