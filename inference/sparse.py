@@ -1,4 +1,4 @@
-"""Stochastic variational Gaussian processes (R2): sites at the inducing points, updated from minibatches by (C1, C2).
+"""Stochastic variational Gaussian processes (docs/sparse.md): sites at the inducing points, updated by (C1, C2).
 
 q(u) is the prior times a Gaussian site. It is held on K_zz^-1 u, where a point's site exp(h f - 1/2 W f^2) has shift
 h k(Z, x) and precision W k(Z, x) k(x, Z): no K_zz^-1 enters, and fixed sites serve other kernel parameters too (E1).

@@ -1,4 +1,4 @@
-"""A Student-t process with independent Gaussian noise, by its augmented scale: Gibbs, CAVI, and a sum over the scale.
+"""A Student-t process with independent Gaussian noise, by its augmented scale: Gibbs, CAVI, and a sum (T8 to T10).
 
     r ~ InverseGamma(nu / 2, (nu - 2) / 2),  f | r ~ N(a, r K),  y | f ~ N(f, s2)
 

@@ -1,6 +1,6 @@
-"""Inducing points: a process seen through its values at M inputs Z (R2), in O(N M^2).
+"""Inducing points: a process seen through its values at M inputs Z, in O(N M^2) (docs/sparse.md).
 
-    f(x) = a(x) + phi(x).v + rest(x),  v ~ N(0, I),  phi(x) = P^T k(Z, x),  P P^T = (K_zz + e I)^+
+    f(x) = a(x) + phi(x).v + rest(x),  v ~ N(0, I),  phi(x) = P^T k(Z, x),  P P^T = (K_zz + e I)^+          (P3)
 
 The features phi are what M numbers can say about f; the rest has variance k(x, x) - |phi(x)|^2 and is either paid for
 (Titsias' bound) or kept as noise of its own for every point (FITC).
@@ -138,7 +138,7 @@ class InducingProcess:
 
 @highest_precision
 def posterior(seen: View, y: Float[Array, " N"], noise: Noise) -> Weights:
-    """q(v) given y = a + phi.v + N(0, noise): B = I + phi^T W phi, mean B^-1 phi^T W (y - a), W = 1 / noise."""
+    """q(v) given y = a + phi.v + N(0, noise): B = I + phi^T W phi, mean B^-1 phi^T W (y - a), W = 1 / noise (P4)."""
     weighted = seen.features / jnp.broadcast_to(jnp.asarray(noise, y.dtype), y.shape)[:, None]
     return weights_of(weighted.T @ (y - seen.mean), weighted.T @ seen.features)
 
@@ -151,12 +151,12 @@ def weights_of(shift: Float[Array, " M"], precision: Float[Array, "M M"]) -> Wei
 
 
 def titsias_bound(seen: View, y: Float[Array, " N"], noise: Noise) -> Float[Array, ""]:
-    """log N(y | a, phi phi^T + s2 I) - 1/2 sum_n rest_n / s2_n, a lower bound of log p(y) (R2)."""
+    """log N(y | a, phi phi^T + s2 I) - 1/2 sum_n rest_n / s2_n, a lower bound of log p(y) (P5)."""
     return _log_density(seen, y, noise) - 0.5 * jnp.sum(seen.rest / noise)
 
 
 def fitc_evidence(seen: View, y: Float[Array, " N"], noise: Noise) -> Float[Array, ""]:
-    """log N(y | a, phi phi^T + diag(rest) + s2 I) (R2): the evidence of another model, not a bound."""
+    """log N(y | a, phi phi^T + diag(rest) + s2 I) (P6): the evidence of another model, not a bound."""
     return _log_density(seen, y, noise + seen.rest)
 
 

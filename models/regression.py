@@ -1,4 +1,4 @@
-"""Exact Gaussian-process regression: the site algebra of gaussian.py with the sites of Gaussian noise (R1)."""
+"""Exact Gaussian-process regression: the site algebra of gaussian.py with Gaussian noise (P1, docs/sparse.md)."""
 
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class Prediction(NamedTuple):
 
 
 def noise_sites(y: Float[Array, " N"], noise: Noise) -> Sites:
-    """h = y / s2 and W = 1 / s2, both [1, N] (R1)."""
+    """h = y / s2 and W = 1 / s2, both [1, N] (P1)."""
     precision = 1 / jnp.broadcast_to(jnp.asarray(noise, y.dtype), y.shape)
     return Sites((y * precision)[None], precision[None])
 
@@ -53,7 +53,7 @@ def noise_scale(y: Float[Array, " N"], noise: Noise) -> Float[Array, ""]:
 
 @highest_precision
 def regress(prior: GaussianPrior, y: Float[Array, " N"], noise: Noise) -> Regression:
-    """Exact posterior of f and log p(y) = -1/2 [(y - a).alpha + log|B| + sum_n log(2 pi s2_n)].
+    """Exact posterior of f and log p(y) = -1/2 [(y - a).alpha + log|B| + sum_n log(2 pi s2_n)] (P2).
 
     alpha is (K + s2 I)^-1 (y - a) by (G4), and |K + s2 I| = |B| prod_n s2_n by (G1): the same number as (G6) plus
     `noise_scale`, without the cancellation of their terms y^2 / s2.

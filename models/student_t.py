@@ -1,6 +1,6 @@
-"""Student-t processes (R5): ST(y | mu, R, nu) with covariance R and nu > 2 degrees of freedom.
+"""Student-t processes (docs/student_t.md): ST(y | mu, R, nu) with covariance R and nu > 2 degrees of freedom.
 
-    y | r ~ N(mu, r R),  r ~ InverseGamma(nu / 2, (nu - 2) / 2),  E r = 1
+    y | r ~ N(mu, r R),  r ~ InverseGamma(nu / 2, (nu - 2) / 2),  E r = 1          (T1)
 
 A Gaussian process whose variance has an unknown factor r, the *scale*. Everything exact about it is the Gaussian
 algebra of gaussian.py times functions of n and beta = (y - mu).R^-1 (y - mu).
@@ -33,7 +33,7 @@ class StudentPrediction(NamedTuple):
 
 
 class ScalePosterior(NamedTuple):
-    """InverseGamma(shape, rate) of the scale r."""
+    """InverseGamma(shape, rate) of the scale r; the rate may have leading axes in `scale_posterior`."""
 
     shape: Float[Array, ""]
     rate: Float[Array, ""]
@@ -56,7 +56,7 @@ class ScalePosterior(NamedTuple):
         return constant - (self.shape + 1) * jnp.log(scale) - self.rate / scale
 
 
-def scale_posterior(dof: Scalar, beta: Float[Array, ""] | float = 0.0, count: int = 0) -> ScalePosterior:
+def scale_posterior(dof: Scalar, beta: Float[Array, "*s"] | float = 0.0, count: int = 0) -> ScalePosterior:
     """r given n values with square beta: InverseGamma((nu + n) / 2, (nu - 2 + beta) / 2); the prior where n = 0."""
     return ScalePosterior(jnp.asarray(0.5 * (dof + count)), jnp.asarray(0.5 * (dof - 2 + beta)))
 
@@ -93,7 +93,7 @@ def log_constant(dof: Scalar, count: int) -> Float[Array, ""]:
 def log_density(
     beta: Float[Array, "*s"], log_determinant: Float[Array, "*s"], dof: Scalar, count: int
 ) -> Float[Array, "*s"]:
-    """log ST of n values from beta and log|R| (R5)."""
+    """log ST of n values from beta and log|R| (T1)."""
     tail = 0.5 * (dof + count) * jnp.log1p(beta / (dof - 2))
     return log_constant(dof, count) - 0.5 * log_determinant - tail
 
@@ -115,7 +115,7 @@ def sample(key: Key[Array, ""], mean: Float[Array, " n"], root: Float[Array, "n 
 
 
 def conditional_factor(dof: Scalar, beta: Float[Array, "*s"], count: int) -> Float[Array, "*s"]:
-    """(nu + beta - 2) / (nu + n - 2): what n known values do to the covariance of the others, beyond the Gaussian (R5).
+    """(nu + beta - 2) / (nu + n - 2): what n known values do to the covariance of the others, beyond the Gaussian (T2).
 
     With e = y1 - mu1 and beta = e.R11^-1 e: y2 | y1 ~ ST(nu + n, mu2 + R21 R11^-1 e, factor (R22 - R21 R11^-1 R12)).
     The factor is E[r | y1].

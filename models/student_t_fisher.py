@@ -1,4 +1,4 @@
-"""Fisher information of ST(nu, m, diag S) on M values and its natural gradient, in closed form (R5, docs/student_t.md).
+"""Fisher information of ST(nu, m, diag S) on M values and its natural gradient (T4, T5 of docs/student_t.md).
 
 With n = nu + M:
 
@@ -9,12 +9,14 @@ With n = nu + M:
 J, the information on nu once S is unknown too, is what the natural gradient divides by.
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+DOF_LIMIT = 1e4  # the t is then normal to about M^2 / 10^4 nats
 TERMS = 15  # of the recurrence of `trigamma_rest`; behind them the series is exact to rounding for x > 1
 
 
@@ -99,7 +101,8 @@ def natural_gradient(rate: float, radius: float = 1.0) -> optax.GradientTransfor
     """Natural-gradient descent on a DiagonalStudent, as an optax transformation.
 
     A step is -rate F^-1 g, shortened to Fisher length `radius` (its square is twice the KL between the two, for short
-    steps): far from the optimum, and along nu where data say little about it, F^-1 g is longer than F is valid.
+    steps): far from the optimum F^-1 g is longer than F is valid. nu - 2 changes by a factor of e at most and stays
+    below DOF_LIMIT: infinity is at a finite Fisher distance, so a short step in that sense can lead beyond all numbers.
     """
     if not (rate > 0 and radius > 0):
         raise ValueError(f"expected a positive rate and radius, got {rate} and {radius}")
@@ -113,6 +116,8 @@ def natural_gradient(rate: float, radius: float = 1.0) -> optax.GradientTransfor
         square = sum(jnp.sum(one * other) for one, other in zip(slopes, direction, strict=True))
         length = rate * jnp.sqrt(square)
         step = rate * jnp.where(length > radius, radius / length, 1.0)
-        return DiagonalStudent(*(-step * part for part in direction)), state
+        room = math.log(DOF_LIMIT) - at.log_excess
+        log_excess = jnp.minimum(jnp.clip(-step * direction.log_excess, -1.0, 1.0), room)
+        return DiagonalStudent(log_excess, -step * direction.mean, -step * direction.log_scale), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)

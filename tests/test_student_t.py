@@ -71,7 +71,7 @@ def test_the_conditional_is_the_ratio_of_joints():
     residual = np.asarray(y - mean)[known]
     beta = residual @ np.linalg.solve(covariance[known, known], residual)
     factor = student_t.conditional_factor(DOF, jnp.asarray(beta), 3)
-    np.testing.assert_allclose(factor, (DOF + beta - 2) / (DOF + 3 - 2))  # R5 with its brackets
+    np.testing.assert_allclose(factor, (DOF + beta - 2) / (DOF + 3 - 2))
     schur = covariance[rest, rest] - gain @ covariance[known, rest]
     conditional = student_t.log_prob(y[rest], mean[rest] + gain @ residual, factor * schur, DOF + 3)
     ratio = scipy_density(y, mean, covariance, DOF) - scipy_density(
