@@ -1,0 +1,1 @@
+"""Networks that come trained: encoders of photographs, which stay as they are."""
