@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-DTYPES = {"torch FloatStorage": np.dtype("<f4"), "torch LongStorage": np.dtype("<i8")}
+DTYPES: dict[str, np.dtype] = {"torch FloatStorage": np.dtype("<f4"), "torch LongStorage": np.dtype("<i8")}
 DICTIONARY, TENSOR = "collections OrderedDict", "torch._utils _rebuild_tensor_v2"
 ADVICE = "fetch the file again from its source"
 MOST_AXES = 8  # of a tensor
@@ -37,7 +37,7 @@ class _Name(NamedTuple):
 class _Storage(NamedTuple):
     dtype: np.dtype
     key: str
-    count: int
+    length: int
 
 
 class _Tensor(NamedTuple):
@@ -191,7 +191,7 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, _gradient: Any,
     for size, step in zip(map(_size, shape), map(_size, _of_type(strides, tuple)), strict=True):
         steps.append(step if size > 1 else 0)  # along an axis of length 1 a stride means nothing
         count, last = count * size, last + (size - 1) * steps[-1]
-    if not 0 < count <= _of_type(storage, _Storage).count or last >= storage.count:
+    if not 0 < count <= _of_type(storage, _Storage).length or last >= storage.length:
         raise ValueError("a tensor that is empty or larger than its storage")
     return _Tensor(storage, offset, shape, tuple(steps))
 
@@ -226,8 +226,8 @@ def _storages(content: bytes, start: int, tensors: dict[str, Any], keys: Sequenc
     for key in keys:
         storage = declared[_of_type(key, str)]
         (count,) = struct.unpack_from("<q", content, start)
-        if count != storage.count or key in numbers:
-            raise ValueError(f"a storage of {count} numbers where {storage.count} were announced")
+        if count != storage.length or key in numbers:
+            raise ValueError(f"a storage of {count} numbers where {storage.length} were announced")
         numbers[key] = np.frombuffer(content, storage.dtype, count, start + 8)
         start += 8 + numbers[key].nbytes
     if start != len(content):
@@ -236,7 +236,7 @@ def _storages(content: bytes, start: int, tensors: dict[str, Any], keys: Sequenc
 
 
 def _view(numbers: np.ndarray, tensor: _Tensor) -> np.ndarray:
-    if tensor.storage.count != numbers.size or tensor.storage.dtype != numbers.dtype:
+    if tensor.storage.length != numbers.size or tensor.storage.dtype != numbers.dtype:
         raise ValueError("two storages of one name")
     strides = tuple(step * numbers.itemsize for step in tensor.strides)
     return np.lib.stride_tricks.as_strided(numbers[tensor.offset :], tensor.shape, strides, writeable=False)
