@@ -19,14 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from evaluation import metrics
-from evaluation.class_interval import classes_of_episodes, interval_over_classes
-from runners import compilation_cache, console, meta_train, scoring
-from runners.build import with_weights
-from runners.configuration import RunConfig, begun, resolve
-from runners.data import Shape, draw_episodes, load_splits, test_shape, with_queries
-from tasks import Dataset, Splits
-from tasks.augmentation import AUGMENTATIONS
+from fewshot.evaluation import metrics, scoring
+from fewshot.evaluation.class_interval import classes_of_episodes, interval_over_classes
+from fewshot.evaluation.episodes import Shape, draw_episodes
+from fewshot.runners import meta_train
+from fewshot.runners.cli import compilation_cache
+from fewshot.tasks import Dataset, Splits
+from fewshot.tasks.augmentation import AUGMENTATIONS
+from fewshot.training.configuration import RunConfig, begun, resolve
+from fewshot.training.data import load_splits, test_shape, with_queries
+from fewshot.training.run import with_weights
 
 FRESH_SEED = 1  # of the episodes that score: runs choose their weights on those of seed 0
 PACKAGES = ("jax", "numpyro", "flax", "optax", "numpy")

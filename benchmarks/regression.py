@@ -18,13 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from inference import sparse
-from models import regression
-from models.gaussian import GaussianPrior, Query
-from models.inducing import InducingProcess, Parameters, chosen_inputs
-from models.kernels import Kernel, Matern52
-from models.regression import Prediction
-from tasks import uci
+from fewshot.inference import sparse
+from fewshot.models import regression
+from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.inducing import InducingProcess, Parameters, chosen_inputs
+from fewshot.models.kernels import Kernel, Matern52
+from fewshot.models.regression import Prediction
+from fewshot.tasks import uci
 
 KERNEL, EXACT_RATE, SPARSE_RATE = Matern52(), 5e-2, 1e-2
 HEADER = ["data", "fold", "method", "rows", "RMSE", "NLL", "seconds"]

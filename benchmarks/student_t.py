@@ -22,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from inference import sparse, student_t
-from inference.student_t import SparseStudent
-from models.inducing import InducingProcess, chosen_inputs
-from models.kernels import Matern52
-from tasks import uci
+from fewshot.inference import sparse, student_t
+from fewshot.inference.student_t import SparseStudent
+from fewshot.models.inducing import InducingProcess, chosen_inputs
+from fewshot.models.kernels import Matern52
+from fewshot.tasks import uci
 
 METHODS = ("natural", "sgd", "adam", "amsgrad", "adagrad")
 RATES = {

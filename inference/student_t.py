@@ -22,12 +22,12 @@ import optax
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Float, Key
 
-from models.gaussian import cholesky_inverse, highest_precision
-from models.inducing import InducingProcess, Parameters
-from models.kernels import Kernel
-from models.regression import Prediction
-from models.student_t import conditional_factor, log_constant, log_gamma_ratio, scale_posterior
-from models.student_t_fisher import DiagonalStudent, natural_gradient
+from fewshot.models.gaussian import cholesky_inverse, highest_precision
+from fewshot.models.inducing import InducingProcess, Parameters
+from fewshot.models.kernels import Kernel
+from fewshot.models.regression import Prediction
+from fewshot.models.student_t import conditional_factor, log_constant, log_gamma_ratio, scale_posterior
+from fewshot.models.student_t_fisher import DiagonalStudent, natural_gradient
 
 Scalar = Float[Array, ""] | float
 

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Key
 
-from models.inducing import View
-from models.kernels import RBF, Hyper, Matern52, Stationary, inner_products, per_dimension, unit_norm
+from fewshot.models.inducing import View
+from fewshot.models.kernels import RBF, Hyper, Matern52, Stationary, inner_products, per_dimension, unit_norm
 
 
 def _normal(key: Key[Array, ""], shape: tuple[int, int], dtype: jnp.dtype) -> Array:

@@ -7,11 +7,11 @@ import pytest
 from conftest import load_benchmark
 from tiny_omniglot import SETTINGS
 
-from evaluation import metrics
-from runners import scoring
-from runners.build import load_run
-from runners.data import Shape, load_splits
-from tasks import flat_images
+from fewshot.evaluation import metrics, scoring
+from fewshot.evaluation.episodes import Shape
+from fewshot.tasks import flat_images
+from fewshot.training.data import load_splits
+from fewshot.training.run import load_run
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from problems import double
 
-from models import inducing, regression
-from models.gaussian import GaussianPrior, Query, prior_root
-from models.kernels import RBF, Matern52, Stationary
-from models.random_features import RandomFourier
+from fewshot.models import inducing, regression
+from fewshot.models.gaussian import GaussianPrior, Query, prior_root
+from fewshot.models.kernels import RBF, Matern52, Stationary
+from fewshot.models.random_features import RandomFourier
 
 HYPER = {"log_scale": 0.4, "log_lengthscale": -0.8}
 BASES = [RBF(), Matern52(), RBF(unit=True)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from conftest import load_benchmark
 
-from tasks import uci
+from fewshot.tasks import uci
 
 
 @pytest.mark.slow

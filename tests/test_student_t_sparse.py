@@ -10,12 +10,12 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 from problems import double
 
-from inference import student_t, student_t_scale
-from inference.student_t import Basis, SparseStudent
-from models.gaussian import GaussianPrior
-from models.inducing import InducingProcess
-from models.kernels import Matern52
-from models.student_t_fisher import DiagonalStudent, natural_gradient
+from fewshot.inference import student_t, student_t_scale
+from fewshot.inference.student_t import Basis, SparseStudent
+from fewshot.models.gaussian import GaussianPrior
+from fewshot.models.inducing import InducingProcess
+from fewshot.models.kernels import Matern52
+from fewshot.models.student_t_fisher import DiagonalStudent, natural_gradient
 
 KERNEL = Matern52()
 

@@ -1,0 +1,94 @@
+"""Features of pictures that a frozen network computed once, kept by what they depend on.
+
+An entry is a file `ENCODER/PICTURE.npz`: the SHA-256 sums of the encoder's identity (its name, weights, preparation and
+version) and of the picture as the network sees it. So a file that was renamed is found again, one that was changed is
+not, and no entry ever has to be dropped for being old.
+"""
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Float32, UInt8
+
+from fewshot.tasks.files import DataError, cache_folder, read_npz, write_npz
+
+BLOCK = 256  # pictures that are held in memory, and whose features are kept, at a time
+
+
+@runtime_checkable
+class PictureEncoder(Protocol):
+    """What the cache asks of an encoder: `models.networks.Encoder` has it."""
+
+    name: str
+    features: int
+    identity: str
+
+    def prepare(self, pictures: Any) -> UInt8[np.ndarray, "N side side 3"]:
+        """Pictures as the network sees them."""
+        ...
+
+    def encode(self, pictures: Any) -> Float32[np.ndarray, "N D"]:
+        """Features of prepared pictures."""
+        ...
+
+
+class FeatureCache:
+    """Features by picture in a folder, by default the user's cache folder; several processes may share it."""
+
+    def __init__(self, folder: Path | None = None):
+        self.folder = cache_folder() / "features" if folder is None else folder
+        self._told = False
+
+    def encode(self, encoder: PictureEncoder, pictures: Sequence[Any] | np.ndarray) -> Float32[np.ndarray, "N D"]:
+        """Features [N, D] of pictures, of which those that were never seen go through the encoder.
+
+        Raises what the encoder raises. Where nothing can be written it says so once, and everything is computed.
+        """
+        blocks = [
+            self._block(encoder, encoder.prepare(pictures[start : start + BLOCK]))
+            for start in range(0, len(pictures), BLOCK)
+        ]
+        return np.concatenate(blocks) if blocks else np.empty((0, encoder.features), np.float32)
+
+    def _block(self, encoder: PictureEncoder, pixels: np.ndarray) -> np.ndarray:
+        paths = [self.path(encoder, one) for one in pixels]
+        first = {path: number for number, path in reversed(list(enumerate(paths)))}  # equal pictures once
+        found = {path: _read(path, encoder.features) for path in first}
+        known = {path: features for path, features in found.items() if features is not None}
+        missing = [path for path in first if path not in known]
+        if missing:
+            computed = encoder.encode(pixels[[first[path] for path in missing]])
+            for path, features in zip(missing, computed, strict=True):
+                known[path] = features
+                self._write(path, features)
+        return np.stack([known[path] for path in paths])
+
+    def path(self, encoder: PictureEncoder, pixels: UInt8[np.ndarray, "side side 3"]) -> Path:
+        """Where the features of one prepared picture are kept."""
+        identity = hashlib.sha256(encoder.identity.encode()).hexdigest()
+        picture = hashlib.sha256(np.ascontiguousarray(pixels).tobytes()).hexdigest()
+        return self.folder / identity / f"{picture}.npz"
+
+    def _write(self, path: Path, features: np.ndarray) -> None:
+        try:
+            write_npz(path, {"features": features}, compress=False)
+        except DataError as error:
+            if not self._told:
+                print(f"features will be computed again next time: {error}", file=sys.stderr)
+            self._told = True
+
+
+def _read(path: Path, width: int) -> np.ndarray | None:
+    """The features of an entry; None where there is none, or one that is damaged."""
+    if not path.exists():
+        return None
+    try:
+        features = read_npz(path, ("features",))["features"]
+    except DataError:
+        return None  # it is computed and written again
+    valid = features.shape == (width,) and features.dtype == np.float32 and np.isfinite(features).all()
+    return features if valid else None
