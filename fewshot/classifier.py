@@ -89,11 +89,10 @@ class FittedClassifier:
             apply(_predicted, learner, (), key, self.state, padded(new[start : start + size], size))
             for start in range(0, len(new), size)
         ]
-        real = [jnp.asarray(np.asarray(part)[:, : len(self.classes)]) for part in parts]
-        found = np.concatenate([np.asarray(self.temperatures.temper(part)) for part in real])[: len(new)]
-        if not np.isfinite(found).all():
-            raise InferenceFailedError("a probability is not finite; check the images, or try another inference")
-        return found
+        if any(code == Code.NON_FINITE for _, code in parts):
+            raise InferenceFailedError("a prediction is not finite; check the images, or try another inference")
+        real = [jnp.asarray(np.asarray(part)[:, : len(self.classes)]) for part, _ in parts]
+        return np.concatenate([np.asarray(self.temperatures.temper(part)) for part in real])[: len(new)]
 
     def predict(self, images: Images) -> np.ndarray:
         """The most probable label of every image [Q]."""
@@ -185,5 +184,6 @@ def _own_temperature(
     return task_temperature(key, learner, inputs, y, classes, *temperatures, mask)
 
 
-def _predicted(learner: Learner, key: Array, state: Any, query: Array) -> Array:
-    return learner.predict(key, state, query).probabilities
+def _predicted(learner: Learner, key: Array, state: Any, query: Array) -> tuple[Array, Array]:
+    found = learner.predict(key, state, query)
+    return found.probabilities, found.code

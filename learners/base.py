@@ -64,10 +64,10 @@ class Prediction(NamedTuple):
         return self.distribution.probs
 
 
-def categorical(probabilities: Float[Array, "Q C"]) -> Prediction:
-    """A prediction of classes; its code is NON_FINITE where a probability is not finite."""
-    code = jnp.where(jnp.isfinite(probabilities).all(), Code.OK, Code.NON_FINITE)
-    return Prediction(dist.CategoricalProbs(probabilities), code)
+def categorical(probabilities: Float[Array, "Q C"], *behind: Array) -> Prediction:
+    """A prediction of classes; its code is NON_FINITE where a probability, or what is behind it, is not finite."""
+    finite = jnp.stack([jnp.isfinite(values).all() for values in (probabilities, *behind)])
+    return Prediction(dist.CategoricalProbs(probabilities), jnp.where(finite.all(), Code.OK, Code.NON_FINITE))
 
 
 class Learner(nnx.Module):

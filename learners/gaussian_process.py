@@ -137,7 +137,9 @@ class GaussianProcess(Learner):
     def predict(self, key: Key[Array, ""], state: Conditioned, query: Float[Array, "Q D"]) -> Prediction:
         """Class probabilities (G7, then the likelihood); draws are shared, so no query depends on another."""
         new = self.latent_query(state, query)
-        return categorical(predict(key, self.likelihood, state.posterior, new, state.present))
+        probabilities = predict(key, self.likelihood, state.posterior, new, state.present)
+        # Products that overflow can still end in finite probabilities.
+        return categorical(probabilities, new.cross, new.variance)
 
     def latent_query(self, state: Conditioned, query: Float[Array, "Q D"]) -> Query:
         """(G7) from the labelled features of a state to others [Q, D]."""

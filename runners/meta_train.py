@@ -3,6 +3,7 @@
 python runners/meta_train.py [--dataset glyphs] [--shot 1] [...]      every flag: --help
 """
 
+import contextlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,13 @@ def main(config: RunConfig) -> dict[str, Any]:
     splits = load_splits(config.dataset, config.data_root)
     config = with_queries(config, splits)
     directory = _open(config, path, splits)
+    with run_directory.lock(path) if processes.is_first() else contextlib.nullcontext():
+        return _train(config, splits, directory)
+
+
+def _train(config: RunConfig, splits: Splits, directory: RunDirectory) -> dict[str, Any]:
+    """Train and test in a run folder that no other process trains in."""
+    path = directory.path
     print(f"{path}: {describe(config)}", flush=True)
     run = build_run(config, splits.image_shape, training_classes(config, splits.train).classes)
     if run.learner.traits.trains_on is TrainsOn.NOTHING:

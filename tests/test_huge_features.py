@@ -6,9 +6,9 @@ import pytest
 from flax import nnx
 
 from fewshot.classifier import FewShotClassifier, InferenceFailedError
-from fewshot.inference.inner import exact
+from fewshot.inference.inner import exact, laplace
 from fewshot.learners import GaussianProcess
-from fewshot.models import KERNELS, Identity, LabelRegression
+from fewshot.models import KERNELS, Identity, LabelRegression, Softmax
 from fewshot.models.deep_kernel import DeepKernel
 
 LABELS = [0, 0, 1, 1, 2, 2]
@@ -29,6 +29,18 @@ def test_products_that_overflow_are_an_error(kernel, scale):
     model = classifier(kernel)
     with pytest.raises(InferenceFailedError, match="the posterior is not finite"):
         model.fit(jax.random.key(0), features(6, scale), LABELS)
+
+
+@pytest.mark.parametrize("make", [exact, laplace])
+def test_queries_whose_products_overflow_are_an_error(make):
+    """Laplace's probabilities would be finite, of a linear kernel too."""
+    likelihood = Softmax() if make is laplace else LabelRegression(0.3)
+    deep_kernel = DeepKernel(Identity((1, 1, 8)), KERNELS["linear"](), rngs=nnx.Rngs(0))
+    fitted = FewShotClassifier(GaussianProcess(deep_kernel, likelihood, make)).fit(
+        jax.random.key(0), features(6), LABELS
+    )
+    with pytest.raises(InferenceFailedError, match="a prediction is not finite"):
+        fitted.predict_proba(features(5, 1e30))
 
 
 @pytest.mark.parametrize("kernel", ["cosine", "rbf", "matern52"])

@@ -444,7 +444,7 @@ def test_predictions_draw_by_a_key_that_inference_does_not_use(classifier, task,
     def apply(function, learner, static, *arguments):
         if function is not classifiers._predicted:
             return plain(function, learner, static, *arguments)
-        return used.append(arguments[0]) or np.ones((64, 5))
+        return used.append(arguments[0]) or (np.ones((64, 5)), 0)
 
     monkeypatch.setattr(classifiers, "apply", apply)
     fitted.predict_proba(task.x_query)

@@ -113,9 +113,14 @@ class Training:
                 f"remove {self.directory.path} to start over"
             )
         self.window = steps_of(held["window"][: self.step - last["step"]], self.start.learner.diagnostics)
+        validated = [record["validation_accuracy"] for record in records if "validation_accuracy" in record]
+        if not validated or "seconds" not in last:
+            raise RunError(
+                f"expected seconds and a validation_accuracy in {self.directory.metrics} up to step {self.step}, got "
+                f"rows without; remove {self.directory.path} to start over"
+            )
         self.seconds = last["seconds"]
         self.failures = sum(record.get("failures", 0) for record in records)
-        validated = [record["validation_accuracy"] for record in records if "validation_accuracy" in record]
         self.best = max(validated)
         self.progress.first = self.step * self.config.tasks_per_step
         self.progress.message(f"resumed after step {self.step:,} of {self.config.steps:,}")

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from fewshot.tasks import NAMES
 from fewshot.training import run_directory
 from fewshot.training.configuration import AUTO, NOT_STORED, REGISTRIES, RunConfig, is_open, resolve
-from fewshot.training.overrides import ConfigError, parse_override
+from fewshot.training.overrides import LARGEST_SEED, ConfigError, parse_override
 
 
 def parse(arguments: Sequence[str] | None = None) -> RunConfig:
@@ -66,8 +66,8 @@ def whole_number(text: str) -> int:
     """A whole number from 0. Raises ArgumentTypeError."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number from 0, got {text!r}")
-    if int(text) >= 2**63:
-        raise argparse.ArgumentTypeError(f"expected a number below 2^63, got {text}")
+    if int(text) > LARGEST_SEED:  # keys are made of 32 bits: a larger seed would be another one's
+        raise argparse.ArgumentTypeError(f"expected a number of at most {LARGEST_SEED}, got {text}")
     return int(text)
 
 
