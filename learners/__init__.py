@@ -5,6 +5,7 @@ from fewshot.learners.baseline_plus_plus import BaselinePlusPlus
 from fewshot.learners.feature_transfer import FeatureTransfer
 from fewshot.learners.gaussian_process import GaussianProcess
 from fewshot.learners.logistic_regression import LogisticRegression
+from fewshot.learners.maml import MAML, FirstOrderMAML
 from fewshot.learners.matching import Matching
 from fewshot.learners.nearest_mean import NearestMean
 from fewshot.learners.nearest_neighbour import NearestNeighbour
@@ -16,6 +17,8 @@ LEARNERS: dict[str, type[Learner]] = {
     "prototypical": Prototypical,
     "matching": Matching,
     "relation": Relation,
+    "maml": MAML,
+    "first-order-maml": FirstOrderMAML,
     "feature-transfer": FeatureTransfer,
     "baseline++": BaselinePlusPlus,
     "nearest-mean": NearestMean,
@@ -25,8 +28,10 @@ LEARNERS: dict[str, type[Learner]] = {
 
 __all__ = [
     "LEARNERS",
+    "MAML",
     "BaselinePlusPlus",
     "FeatureTransfer",
+    "FirstOrderMAML",
     "GaussianProcess",
     "Learner",
     "LogisticRegression",
