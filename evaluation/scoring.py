@@ -4,6 +4,7 @@ In evaluation mode an image's features do not depend on its episode. Network and
 fixed size, padded at the end, so that nothing is compiled twice and no result depends on how the work was divided.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -168,11 +169,13 @@ def in_blocks(
     """
     count, (way, _, query) = len(episodes.keys), episodes.shape
     queries = way * query + episodes.indices.x_other.shape[1]
-    size = block or max(1, min(50, count, NUMBERS_A_BLOCK // (512 * way * queries)))
-    if not learner.traits.traceable:
-        size = 1
     positions = jax.device_get(episodes.indices)  # on the host, where taking a block compiles nothing
     inputs = np.asarray(features)
+    # Numbers of draws, and pixels where the inputs are images, which pass a network that adapts to its episode.
+    pixels = (positions.x_support.shape[1] + queries) * math.prod(inputs.shape[1:-1])
+    size = block or max(1, min(50, count, NUMBERS_A_BLOCK // (512 * way * queries), PIXELS_A_CHUNK // pixels))
+    if not learner.traits.traceable:
+        size = 1
 
     def answer(first: int) -> Any:
         part, keys = rows((positions, episodes.keys), first, size)

@@ -1,20 +1,46 @@
 """What answers an episode, one learner a file. The registry holds the command line's names."""
 
 from fewshot.learners.base import Learner, Prediction, TrainsOn, Traits, solve
+from fewshot.learners.baseline_plus_plus import BaselinePlusPlus
+from fewshot.learners.feature_transfer import FeatureTransfer
 from fewshot.learners.gaussian_process import GaussianProcess
+from fewshot.learners.logistic_regression import LogisticRegression
+from fewshot.learners.maml import MAML, FirstOrderMAML
+from fewshot.learners.matching import Matching
+from fewshot.learners.nearest_mean import NearestMean
 from fewshot.learners.nearest_neighbour import NearestNeighbour
+from fewshot.learners.prototypical import Prototypical
+from fewshot.learners.relation import Relation
 
 LEARNERS: dict[str, type[Learner]] = {
     "gaussian-process": GaussianProcess,
+    "prototypical": Prototypical,
+    "matching": Matching,
+    "relation": Relation,
+    "maml": MAML,
+    "first-order-maml": FirstOrderMAML,
+    "feature-transfer": FeatureTransfer,
+    "baseline++": BaselinePlusPlus,
+    "nearest-mean": NearestMean,
     "nearest-neighbour": NearestNeighbour,
+    "logistic-regression": LogisticRegression,
 }
 
 __all__ = [
     "LEARNERS",
+    "MAML",
+    "BaselinePlusPlus",
+    "FeatureTransfer",
+    "FirstOrderMAML",
     "GaussianProcess",
     "Learner",
+    "LogisticRegression",
+    "Matching",
+    "NearestMean",
     "NearestNeighbour",
     "Prediction",
+    "Prototypical",
+    "Relation",
     "TrainsOn",
     "Traits",
     "solve",

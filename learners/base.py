@@ -167,10 +167,10 @@ def solve(
 def apply(function: Callable[..., Any], learner: Learner, static: tuple, *arguments: Any) -> Any:
     """function(learner, *static, *arguments), compiled once for each shape where the learner is traceable.
 
-    The function is one of a module, the static arguments are hashable.
+    Either way it sees JAX arrays. The function is one of a module, the static arguments are hashable.
     """
     if not learner.traits.traceable:
-        return function(learner, *static, *arguments)
+        return function(learner, *static, *jax.tree.map(jnp.asarray, arguments))
     graph, state = nnx.split(learner)
     return traced(function, graph, static, state, *arguments)
 

@@ -4,6 +4,7 @@ Configuration ends here. Below this package nothing knows a flag, a name of a re
 """
 
 import functools
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -64,6 +65,7 @@ class Run:
 def build_run(config: RunConfig, image_shape: tuple[int, int, int], classes: int = 0) -> Run:
     """The untrained run of a configuration; `classes` is the number of training classes.
 
+    A learner other than the Gaussian process is told `way` and `classes` where its constructor takes them.
     Raises ConfigError for combinations that constructors refuse.
     """
     targets = override_targets(config)
@@ -74,8 +76,10 @@ def build_run(config: RunConfig, image_shape: tuple[int, int, int], classes: int
         if config.learner == GAUSSIAN_PROCESS:
             return Run(config, _gaussian_process(config, backbone, rngs, arguments))
         make: Any = learners.LEARNERS[config.learner]
-        known = {"classes": classes} if learners.TrainsOn.BATCHES is make.traits.trains_on else {}
-        return Run(config, make(backbone, rngs=rngs, **known, **arguments["learner"]))
+        # Asked of __init__: a class's own signature is hidden by Flax's metaclass.
+        takes = inspect.signature(make.__init__).parameters
+        sizes = {name: size for name, size in {"way": config.way, "classes": classes}.items() if name in takes}
+        return Run(config, make(backbone, rngs=rngs, **sizes, **arguments["learner"]))
     except (ValueError, TypeError) as error:
         raise ConfigError(str(error)) from error
 

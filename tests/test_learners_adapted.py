@@ -1,0 +1,170 @@
+"""MAML: its gradient by finite differences and through plain layers, its inner steps, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from problems import double
+from test_backbones import plain_block
+
+from fewshot.learners import MAML, FirstOrderMAML
+from fewshot.models.backbones import Backbone, Conv4
+from fewshot.tasks import Task
+
+KEY = jax.random.key(0)
+WAY, T = 2, 2
+
+
+class Smooth(Backbone):
+    """One layer with tanh, whose gradient has no kinks."""
+
+    def __init__(self, image_shape, *, rngs, width=4):
+        self.image_shape, self.features = image_shape, width
+        self.weights = nnx.Param(0.5 * jax.random.normal(rngs.params(), (int(np.prod(image_shape)), width)))
+
+    def __call__(self, x, train):
+        return jnp.tanh(x.reshape(*x.shape[:2], -1) @ self.weights[...])
+
+
+def batch(shape, seed=0, shot=2, queries=4):
+    rng = np.random.default_rng(seed)
+    support, query = (np.tile(np.arange(count) % WAY, (T, 1)).astype(np.int32) for count in (WAY * shot, queries))
+    patterns = rng.uniform(size=(T, WAY, *shape))
+
+    def images(labels):
+        return np.stack([patterns[t][labels[t]] for t in range(T)]) + 0.3 * rng.uniform(size=(*labels.shape, *shape))
+
+    return jax.tree.map(jnp.asarray, Task(images(support), support, images(query), query))
+
+
+def started(learner, seed=1):
+    """With a head that is not zero, so that no gradient vanishes."""
+    head = learner.network.weights
+    head[...] = 0.5 * jax.random.normal(jax.random.key(seed), head[...].shape)
+    return learner
+
+
+def objective_of(learner, tasks):
+    """The loss a query as a function of the parameters, and these."""
+    graph, parameters, rest = nnx.split(learner, nnx.Param, ...)
+
+    def objective(parameters):
+        outcome = nnx.merge(graph, parameters, rest, copy=True).loss(jax.random.split(KEY, T), tasks, jax.vmap)
+        return outcome.objective / outcome.points
+
+    return jax.jit(objective), parameters
+
+
+def along(objective, parameters, step=1e-5):
+    """Directional derivatives along one random direction: by autodiff, and by central differences."""
+    leaves, tree = jax.tree.flatten(parameters)
+    keys = jax.random.split(jax.random.key(5), len(leaves))
+    direction = jax.tree.unflatten(
+        tree, [jax.random.normal(key, leaf.shape) for key, leaf in zip(keys, leaves, strict=True)]
+    )
+    gradient = jax.jit(jax.grad(objective))(parameters)
+    exact = sum(jnp.vdot(g, d) for g, d in zip(jax.tree.leaves(gradient), jax.tree.leaves(direction), strict=True))
+    up, down = (objective(optax.tree.add_scale(parameters, sign * step, direction)) for sign in (1, -1))
+    return float(exact), float((up - down) / (2 * step))
+
+
+@double
+def test_the_gradient_is_that_of_finite_differences():
+    learner = started(MAML(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=WAY, inner_steps=3, inner_rate=0.4))
+    exact, differences = along(*objective_of(learner, batch((3, 3, 1))))
+    assert exact == pytest.approx(differences, rel=1e-7) and abs(exact) > 1e-2
+    first_order = started(FirstOrderMAML(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=WAY, inner_steps=3, inner_rate=0.4))
+    other, same = along(*objective_of(first_order, batch((3, 3, 1))))
+    assert same == pytest.approx(differences, rel=1e-9) and abs(other - exact) > 1e-3  # one value, another gradient
+
+
+@double
+def test_the_first_order_gradient_is_that_of_the_adapted_parameters():
+    tasks = batch((3, 3, 1))
+    learner = started(FirstOrderMAML(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=WAY, inner_steps=2, inner_rate=0.4))
+    objective, parameters = objective_of(learner, tasks)
+
+    def adapted_loss(adapted, x, y):
+        return jnp.mean(jax.nn.log_softmax(learner.logits(adapted, x))[jnp.arange(len(y)), y])
+
+    expected = []
+    for t in range(T):
+        adapted, _ = learner.fit(KEY, tasks.x_support[t], tasks.y_support[t], WAY)
+        expected.append(jax.grad(adapted_loss)(adapted, tasks.x_query[t], tasks.y_query[t]))
+    found = jax.grad(objective)(parameters)
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / T, *expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def plain_maml(parameters, task, rate):
+    """One inner step of Conv4 from plain layers, and the objective of the queries; parameters are a dict."""
+
+    def log_probabilities(parameters, x, y):
+        x = x[None]
+        for kernel, scale, shift in parameters["blocks"]:
+            x = plain_block(x, kernel, scale, shift)
+        logits = x.reshape(len(y), -1) @ parameters["weights"] + parameters["bias"]
+        return jax.nn.log_softmax(logits)[jnp.arange(len(y)), y].mean()
+
+    slope = jax.grad(log_probabilities)(parameters, task.x_support, task.y_support)
+    adapted = jax.tree.map(lambda value, g: value + rate * g, parameters, slope)
+    return log_probabilities(adapted, task.x_query, task.y_query)
+
+
+@double
+def test_the_gradient_through_conv4_is_that_of_plain_layers():
+    """Second derivatives pass the fused blocks' hand-written gradients."""
+    learner = started(MAML(Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=3), way=WAY, inner_steps=1, inner_rate=0.1))
+    tasks = batch((16, 16, 1), shot=1, queries=2)
+    blocks = [getattr(learner.network.backbone, f"block{i}") for i in range(4)]
+    for i, block in enumerate(blocks):
+        block.norm.scale[...] = jnp.asarray([0.8, -1.1, 0.6]) + 0.1 * i  # of both signs
+        block.norm.shift[...] = jnp.asarray([0.2, 0.4, -0.1])
+    plain = {
+        "blocks": [(block.kernel[...], block.norm.scale[...], block.norm.shift[...]) for block in blocks],
+        "weights": learner.network.weights[...],
+        "bias": learner.network.bias[...],
+    }
+    objective, parameters = objective_of(learner, tasks)
+
+    @jax.jit
+    @jax.value_and_grad
+    def by_plain_layers(plain):
+        each = [plain_maml(plain, jax.tree.map(lambda leaf: leaf[t], tasks), 0.1) for t in range(T)]  # noqa: B023
+        return sum(each) / T
+
+    expected, slopes = by_plain_layers(plain)
+    found, gradient = jax.jit(jax.value_and_grad(objective))(parameters)
+    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+    network = nnx.to_pure_dict(gradient)["network"]
+    np.testing.assert_allclose(network["weights"], slopes["weights"], rtol=1e-7, atol=1e-10)
+    for i, (kernel, scale, shift) in enumerate(slopes["blocks"]):
+        block = network["backbone"][f"block{i}"]
+        np.testing.assert_allclose(block["kernel"], kernel, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(block["norm"]["scale"], scale, rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(block["norm"]["shift"], shift, rtol=1e-6, atol=1e-9)
+
+
+@double
+def test_one_inner_step_from_a_zero_head_is_known_in_closed_form():
+    """The head moves by rate/N sum_n (e_y - 1/C) phi_n; the features stay."""
+    learner = MAML(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=WAY, inner_steps=1, inner_rate=0.3)
+    task = jax.tree.map(lambda leaf: leaf[0], batch((3, 3, 1)))
+    adapted, _ = learner.fit(KEY, task.x_support, task.y_support, WAY)
+    features = learner.network.backbone(task.x_support[None], True)[0]
+    residual = jax.nn.one_hot(task.y_support, WAY) - 1 / WAY
+    values = nnx.to_pure_dict(adapted)
+    np.testing.assert_allclose(values["weights"], 0.3 * features.T @ residual / len(features), rtol=1e-9)
+    np.testing.assert_allclose(values["backbone"]["weights"], learner.network.backbone.weights[...], rtol=1e-12)
+
+
+def test_other_numbers_of_classes_and_steps_are_refused():
+    learner = MAML(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=WAY)
+    assert learner.ways == WAY
+    with pytest.raises(ValueError, match="expected tasks of 2 classes, got 3; train with --way 3"):
+        learner.fit(KEY, jnp.zeros((3, 3, 3, 1)), jnp.arange(3), 3)
+    with pytest.raises(ValueError, match="expected inner_steps of at least 1 and a positive inner_rate, got 0 and"):
+        MAML(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=WAY, inner_steps=0)
