@@ -12,12 +12,12 @@ endif
 WORKERS := -n logical --maxprocesses 4 --dist loadfile
 ONE_CORE := $(if $(shell command -v taskset),taskset -c 0)
 
-# Type checkers do not follow the installation's folder mapping; links show them the one package `fewshot`.
+# Type checkers and the reference do not follow the installation's folder mapping; links show the one package `fewshot`.
 TYPED := mkdir -p .typing/fewshot && \
 	ln -sfn $(foreach path,evaluation inference learners models runners tasks training $(wildcard fewshot/*.py) fewshot/py.typed,../../$(path)) .typing/fewshot/
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test slow lint bench notebooks
+.PHONY: help install train test slow lint bench docs notebooks
 
 help:
 	@echo "make train      meta-train on the built-in characters and test (ARGS='--shot 5' passes options on)"
@@ -25,6 +25,7 @@ help:
 	@echo "make slow       the long statistical tests"
 	@echo "make lint       format, lint and type checks"
 	@echo "make bench      what inference and training steps cost, as ratios to the backbone of the same run"
+	@echo "make docs       build the documentation in site/; warnings and links to nothing are errors"
 	@echo "make notebooks  execute notebooks/*.py and write them as .ipynb (after make train)"
 	@echo "make install    the environment with all that developing needs"
 
@@ -51,6 +52,12 @@ bench: $(VENV)/.installed-bench
 	$(ONE_CORE) $(BIN)/python -m pytest benchmarks/suite.py -q --benchmark-quiet --benchmark-json=.benchmarks/latest.json
 	@$(BIN)/python benchmarks/summary.py .benchmarks/latest.json
 
+# The reference is read from the files, nothing is imported; the variable leaves out an advertisement.
+docs: $(VENV)/.installed-docs
+	@$(TYPED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 notebooks: $(VENV)/.installed-notebooks
 	$(BIN)/python -m jupytext --to notebook --run-path $(CURDIR) --execute notebooks/*.py
 
@@ -68,6 +75,9 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-notebooks: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[notebooks]' && touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	@$(INSTALL) '.[docs]' && touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-bench: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[test,bench]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test

@@ -1,6 +1,6 @@
 """The cells of likelihood x inference x objective x hyper-gradient: they compute, or are refused with the reason.
 
-The tables in README.md are those that this file generates.
+The tables in docs/choosing.md are those that this file generates.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from fewshot.inference.outer.objectives import EmbeddedTask, Inner, refusal
 from fewshot.models import KERNELS, LIKELIHOODS
 from fewshot.models.process import LatentProcess
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+PAGE = (Path(__file__).resolve().parents[1] / "docs" / "choosing.md").read_text()
 SUPPORT, LABELS = 3, np.array([0, 1, 2, 0, 2, 1], np.int32)
 
 
@@ -129,8 +129,8 @@ def objective_table():
 
 
 @pytest.mark.parametrize("table", [likelihood_table, objective_table])
-def test_the_readme_holds_the_table(table):
-    assert table() in README, f"README.md should contain\n\n{table()}"
+def test_the_page_holds_the_table(table):
+    assert table() in PAGE, f"docs/choosing.md should contain\n\n{table()}"
 
 
 if __name__ == "__main__":

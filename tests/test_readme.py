@@ -1,4 +1,4 @@
-"""Every command line in README.md works as it is written: targets, scripts and flags exist."""
+"""Every command line in README.md and docs/ works as it is written: targets, scripts and flags exist."""
 
 import re
 import shlex
@@ -9,16 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fewshot
 from fewshot.runners.cli.flags import parse
 from fewshot.training.configuration import resolve
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text()
+DOCS = [path.read_text() for path in sorted((REPOSITORY / "docs").glob("*.md"))]
+MOST_CHARACTERS = 9_000  # of the README: a newcomer reads it in two minutes
 
 
 def commands():
     """Lines of the fenced shell blocks, comments removed and continued lines joined."""
-    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", README, flags=re.DOTALL)
+    blocks = re.findall(r"```(?:bash|sh|console)\n(.*?)```", "\n".join([README, *DOCS]), flags=re.DOTALL)
     for line in "\n".join(blocks).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words:
@@ -29,8 +32,21 @@ MAKE_TARGETS = sorted({words[1] for words in commands() if words[0] == "make"})
 RUNNERS = sorted({" ".join(words[1:]) for words in commands() if len(words) > 1 and words[1].startswith("runners/")})
 
 
-def test_the_two_set_up_commands_are_there():
-    assert {"train", "test"} <= set(MAKE_TARGETS)
+def test_the_readme_is_short_and_has_the_two_set_up_commands():
+    assert len(README) <= MOST_CHARACTERS
+    assert {"make train", "make test"} <= {line.split("  ")[0] for line in README.splitlines()}
+
+
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)", README)
+    assert links
+    assert [link for link in links if not (REPOSITORY / link).exists()] == []
+
+
+def test_the_reference_names_every_public_name():
+    page = (REPOSITORY / "docs" / "reference" / "index.md").read_text()
+    named = set(re.findall(r"^\| \[?`(\w+)`", page, flags=re.MULTILINE))
+    assert named == set(fewshot.__all__)
 
 
 @pytest.mark.parametrize("target", MAKE_TARGETS)
