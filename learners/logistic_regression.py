@@ -65,8 +65,8 @@ class LogisticRegression(NetworkLearner):
         found = np.zeros((classes, weights.shape[1])), np.zeros(classes)
         found[0][solver.classes_], found[1][solver.classes_] = weights, bias
         code = Code.OK if solver.n_iter_.max() < MAX_ITERATIONS else Code.NOT_CONVERGED
-        held = (jnp.asarray(part, support.dtype) for part in found)
-        return LinearClassifier(*held, real_classes(classes, mask)), jnp.asarray(code)
+        weights, bias = (jnp.asarray(part, support.dtype) for part in found)
+        return LinearClassifier(weights, bias, real_classes(classes, mask)), jnp.asarray(code)
 
     def predict(self, key: Key[Array, ""], state: LinearClassifier, query: Float[Array, "Q D"]) -> Prediction:
         """Probabilities [Q, C]."""

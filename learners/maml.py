@@ -75,7 +75,8 @@ class MAML(Learner):
         """The adapted parameters. Raises ValueError for another number of classes than `ways`."""
         del key
         check_ways(self, classes)
-        graph, parameters, rest = nnx.split(self.network, nnx.Param, ...)
+        graph, parameters, *others = nnx.split(self.network, nnx.Param, ...)
+        rest = others[0]
         weights = real_points(y, mask) / jnp.sum(real_points(y, mask))
 
         def loss(parameters: Any) -> Array:
@@ -94,7 +95,8 @@ class MAML(Learner):
 
     def logits(self, parameters: Any, images: Images) -> Float[Array, "Q C"]:
         """Logits [Q, C] of images [Q, H, W, Ch] by adapted parameters."""
-        graph, _, rest = nnx.split(self.network, nnx.Param, ...)
+        graph, _, *others = nnx.split(self.network, nnx.Param, ...)
+        rest = others[0]
         return nnx.merge(graph, parameters, rest, copy=True)(images)
 
     def predict(self, key: Key[Array, ""], state: Any, query: Images) -> Prediction:

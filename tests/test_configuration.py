@@ -104,7 +104,10 @@ def test_unknown_names_list_the_known_ones(kind):
         (["--query", "-3"], "argument --query: expected a whole number from 1, or auto, got '-3'; try --help"),
         (["--tasks-per-step", "0"], "--tasks-per-step must be at least 1, got 0"),
         (["--seed", "-1"], "argument --seed: expected a whole number from 0, got '-1'; try --help"),
-        (["--seed", str(2**63)], "argument --seed: expected a number of at most 4294967295, got 9223372036854775808; try --help"),
+        (
+            ["--seed", str(2**63)],
+            "argument --seed: expected a number of at most 4294967295, got 9223372036854775808; try --help",
+        ),
         (["--set", "rho=1"], "expected --set group.name=value, got 'rho=1'; e.g. --set inference.rho=0.5"),
         (
             ["--set", "foo.rho=1"],
