@@ -122,7 +122,7 @@ def _scores(found: Assessment) -> Section:
         ),
         tables.failures_note(raw.failures()),
     ]
-    header = ["", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "AURC", "AUROC"]
+    header = ["", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "ECE debiased", "AURC", "AUROC"]
     rows = [[name, *_score_cells(row.summary)] for name, row in found.rows.items()]
     return Section("Scores", notes, [Table(header, rows)])
 
@@ -130,15 +130,15 @@ def _scores(found: Assessment) -> Section:
 def _score_cells(summary: dict[str, Any]) -> list[str]:
     cells = [format_percent(summary["accuracy"], summary["accuracy_ci95"])]
     cells.append(format_percent(summary["accuracy_std_batches"]))
-    for name in ("nll", "brier", "ece"):
+    for name in ("nll", "brier", "ece", "ece_debiased"):
         bounds = summary["intervals"][name]
         cells.append(tables.number(summary[name]) + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else ""))
     return cells + [tables.number(summary[name]) for name in ("aurc", "auroc")]
 
 
 def _calibration(found: Assessment) -> Section:
-    """Every calibration error beside its floor, the terms of the Brier score, and reliability diagrams."""
-    header = ["error (floor, 95%)", *found.rows]
+    """Every calibration error beside what chance gives, the terms of the Brier score, and reliability diagrams."""
+    header = ["error (by chance: mean, 95%)", *found.rows]
     rows = [[NAMES[name], *(_error_cell(row.summary, name) for row in found.rows.values())] for name in ERRORS]
     inside = ("yes" if row.summary["ece_within_band"] else "no" for row in found.rows.values())
     terms = ("reliability", "resolution", "uncertainty", "within bins")
@@ -151,11 +151,11 @@ def _calibration(found: Assessment) -> Section:
         if name != PAPERS
     }
     notes = [
-        "Floor: the mean, and the 95% quantile, of the error that a perfectly calibrated model of the same "
-        "probabilities shows by chance, its labels redrawn by episode; the ECE is inside the band up to that quantile.",
+        "By chance: the mean, and the 95% quantile, of the error that a perfectly calibrated model of the same "
+        "probabilities shows, its labels redrawn by episode; an ECE up to that quantile is explained by chance.",
         "The Brier score is reliability - resolution + uncertainty + within bins.",
     ]
-    tabled = [Table(header, [*rows, ["ECE inside the band", *inside]]), Table(["Brier score", *terms], brier)]
+    tabled = [Table(header, [*rows, ["chance explains the ECE", *inside]]), Table(["Brier score", *terms], brier)]
     return Section("Calibration", notes, tabled, figures)
 
 

@@ -9,6 +9,10 @@ from fewshot.evaluation.out_of_episode import Detection
 from fewshot.evaluation.scoring import WARNINGS
 from fewshot.evaluation.text import format_percent, format_table
 
+LEGEND = (
+    "ECE debiased: root mean square of the gaps, without what chance adds. By chance: the mean ECE of a perfectly\n"
+    "calibrated model on as many episodes, and its 95% quantile; up to that, chance explains the ECE."
+)
 NOT_MIXED = "Episodes whose chains had not mixed well (longer ones would be surer)"
 
 
@@ -22,12 +26,9 @@ def heading(dataset: str, trained_on: str, shape: Shape, episodes: int, classes:
 
 
 def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row per model: accuracy with its 95% interval, NLL, Brier, ECE; the ECE debiased, and its floor.
-
-    The floor is the mean and the 95% quantile of a perfectly calibrated model; "inside" says that the ECE is below it.
-    """
-    header = ["", "accuracy", "NLL", "Brier", "ECE", "debiased", "floor", "95%", "inside"]
-    return format_table(header, [[name, *_cells(row)] for name, row in results.items()])
+    """A row per model: accuracy with its 95% interval, NLL, Brier, ECE beside what chance alone gives; and a legend."""
+    header = ["", "accuracy", "NLL", "Brier", "ECE", "ECE debiased", "by chance", "95% of chance", "chance explains it"]
+    return format_table(header, [[name, *_cells(row)] for name, row in results.items()]) + f"\n{LEGEND}"
 
 
 def temperature_note(temperature: float, shape: Shape, *, held_out: bool) -> str:

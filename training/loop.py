@@ -247,7 +247,8 @@ class Training:
 
     def _show(self, values: Mapping[str, Any]) -> None:
         texts = {"loss": "{:.3f}", "scale": "{:.3g}", "prior_pull": "{:+.2g}", "failures": "{}"}
-        shown = {name: text.format(values[name]) for name, text in texts.items() if values.get(name)}
+        words = {"scale": "output scale", "prior_pull": "pull of its prior"}
+        shown = {words.get(name, name): text.format(values[name]) for name, text in texts.items() if values.get(name)}
         if "validation_accuracy" in values:
             shown["validation"] = format_percent(values["validation_accuracy"])
         self.shown |= shown

@@ -21,7 +21,8 @@ from typing import Any, NoReturn
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import checkpoint, weights
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 had Gaussian processes alone; its folders are read
+READABLE = (1, SCHEMA_VERSION)
 MOST_BYTES = 1 << 26  # of config.json and of metrics.jsonl, which are read whole
 NEVER_NULL = ("step", "episodes", "seconds", "validation_accuracy")  # a resumed run counts on from these
 LARGEST_STEP = 1 << 53  # from which on JSON numbers are not exact
@@ -196,9 +197,10 @@ def load(path: Path, writes: bool = True) -> RunDirectory:
     if not isinstance(config, dict) or "schema_version" not in config:
         raise RunError(f"damaged configuration: {file} is no JSON object with a schema_version; train again")
     version = config.pop("schema_version")
-    if type(version) is not int or version != SCHEMA_VERSION:
+    if type(version) is not int or version not in READABLE:
         raise RunError(
-            f"{file} has schema version {repr(version)[:40]}, this program reads {SCHEMA_VERSION}; train again"
+            f"{file} has schema version {repr(version)[:40]}, this program reads {' and '.join(map(str, READABLE))}; "
+            "train again"
         )
     return RunDirectory(path, config, writes)
 
