@@ -60,6 +60,9 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     check_output("--csv", config.csv)
     run = load_run(config.run_dir)
     support, query = _load(config, run)
+    classes = len(set(support.labels))
+    if run.learner.ways not in (None, classes):
+        raise DataError(f"expected {run.learner.ways} classes, which {config.run_dir} tells apart, got {classes}")
     temperatures = _temperatures(run, support, config)
     classifier = FewShotClassifier(run.learner.with_draws(_draws(support.labels)), *temperatures)
     fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
