@@ -51,7 +51,7 @@ def test_the_projection_is_that_of_non_negative_least_squares(duplicates):
 
 @double
 def test_the_projection_has_the_derivative_of_the_face_it_lies_on():
-    metric, b, w, real = cone(1)
+    metric, b, w, real = map(jnp.asarray, cone(1))
     rng = np.random.default_rng(0)
     turn = rng.normal(size=metric.shape)
     change = [0.1 * metric * (turn + np.swapaxes(turn, 1, 2)), rng.normal(size=b.shape), rng.normal(size=b.shape)]

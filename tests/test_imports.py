@@ -108,7 +108,7 @@ def test_only_the_gaussian_algebra_factorises_a_matrix():
         for path in files(package)
         if list(linear_algebra(path.read_text()))
     }
-    assert found == ALGEBRA
+    assert found == ALGEBRA | {"evaluation/calibration_interval.py"}  # whose matrix is of statistics, in NumPy
 
 
 def test_every_package_is_listed_for_installation():

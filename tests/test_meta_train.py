@@ -106,6 +106,7 @@ def test_the_run_folder_holds_everything(tiny_run):
         "metrics.jsonl",
         "checkpoints",
         "weights.safetensors",
+        ".lock",
     }
 
 
@@ -151,7 +152,7 @@ def test_another_likelihood_and_objective_train_too(tiny_data, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny_data, tmp_path, capfd):
-    settings = tiny_omniglot.SETTINGS | {"trainer.learning_rate": 1e38}
+    settings = tiny_omniglot.SETTINGS | {"trainer.kernel_learning_rate": 1000.0}
     cheap = {"backbone": "mlp", "likelihood": "gaussian"}  # whose programs another test has compiled
     flags = tiny_omniglot.arguments(**cheap, settings=settings, run_dir=tmp_path / "run", data_root=tiny_data)
     message = error_line(capfd, *flags)

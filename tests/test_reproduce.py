@@ -147,7 +147,7 @@ def test_with_two_labelled_images_a_class_tasks_adapt(tiny_data, tmp_path, monke
 
 def test_a_method_that_diverges_does_not_end_the_comparison(tiny_data, tmp_path, monkeypatch, capsys):
     cheap = CHANGES | {"backbone": "mlp"}
-    wild = Method("wild", "gaussian", "exact", cheap, SETTINGS | {"trainer.learning_rate": 1e38})
+    wild = Method("wild", "gaussian", "exact", cheap, SETTINGS | {"trainer.kernel_learning_rate": 1000.0})
     calm = Method("calm", "gaussian", "exact", cheap, SETTINGS)
     monkeypatch.setitem(COMPARISONS, "tiny", replace(TINY, methods=(wild, calm)))
     config = ReproductionConfig("tiny", quick=True, out=str(tmp_path / "out"), data_root=tiny_data)

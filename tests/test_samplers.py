@@ -137,7 +137,7 @@ def test_slices_within_a_sweep_leave_the_posterior_invariant():
     expected = quadrature_moments(prior, LogisticSoftmax(), y)
 
     def errors(likelihood):
-        kernel = gibbs(likelihood, chains=len(exact), slices=2)
+        kernel = gibbs(likelihood, chains=len(exact), slices=10)
 
         @jax.jit
         def sweep(key):
@@ -150,7 +150,7 @@ def test_slices_within_a_sweep_leave_the_posterior_invariant():
         return np.abs(values.mean(0) - expected) / values.std(0) * np.sqrt(len(values))
 
     assert errors(LogisticSoftmax()).max() < 5
-    assert errors(Doubled()).max() > 10
+    assert errors(Doubled()).max() > 8
 
 
 # K6: means and standard deviations against NUTS

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float
 from fewshot.models.gaussian import GaussianPosterior, GaussianPrior, highest_precision
 
 SEARCHES, HALVINGS = 30, 10  # Newton steps of the search, and the lengths 1, 1/2, ... that each tries
+MOST_ITERATIONS = 200  # of conjugate gradients: no function of N, so that padding changes nothing
 
 
 def nearest_precisions(
@@ -96,7 +97,7 @@ def _project_onto_cone_jvp(
 ) -> tuple[Array, Array]:
     """The slope of q stays 0 at the entries that are not held at 0."""
     metric, b, w, real = primals
-    dmetric, db, dw, _ = tangents
+    dmetric, db, dw = map(jnp.asarray, tangents[:3])
     x = project_onto_cone(metric, b, w, real)
     right = _times(metric, db) + _near(x) * dw - _times(dmetric, x - b)
     return x, _solve(metric, real & (x > 0), right)
@@ -118,7 +119,7 @@ def _solve(metric: Array, free: Array, right: Array) -> Array:
         return jnp.where(free, _times(metric, jnp.where(free, x, 0.0)) + _near(x) * x, x)
 
     def solve(times: Callable[[Array], Array], right: Array) -> Array:
-        return cg(times, right, tol=10 * jnp.finfo(right.dtype).eps, maxiter=2 * right.shape[1])[0]
+        return cg(times, right, tol=10 * jnp.finfo(right.dtype).eps, maxiter=MOST_ITERATIONS)[0]
 
     # Not `cg` alone: its transpose fails, as the point that it starts at comes from the right side.
     return jax.lax.custom_linear_solve(matrix, jnp.where(free, right, 0.0), solve, symmetric=True)
