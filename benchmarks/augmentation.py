@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fewshot.evaluation import metrics, scoring
+from fewshot.evaluation import metrics, scoring, text
 from fewshot.evaluation.class_interval import classes_of_episodes, interval_over_classes
 from fewshot.evaluation.episodes import Shape, draw_episodes
 from fewshot.runners import meta_train
@@ -28,7 +28,7 @@ from fewshot.tasks import Dataset, Splits
 from fewshot.tasks.augmentation import AUGMENTATIONS
 from fewshot.training.configuration import RunConfig, begun, resolve
 from fewshot.training.data import load_splits, test_shape, with_queries
-from fewshot.training.run import with_weights
+from fewshot.training.run import build_run, with_weights
 
 FRESH_SEED = 1  # of the episodes that score: runs choose their weights on those of seed 0
 PACKAGES = ("jax", "numpyro", "flax", "optax", "numpy")
@@ -79,7 +79,7 @@ def scored(
 ) -> dict[str, Any]:
     """One run on fresh validation episodes: accuracy by episode with its classes, NLL, ECE, training failures."""
     path = Path(arguments.out) / f"{augmentation}-{seed}"
-    run = RunConfig(
+    asked = RunConfig(
         dataset=arguments.dataset,
         shot=arguments.shot,
         way=arguments.way,
@@ -89,14 +89,15 @@ def scored(
         run_dir=str(path),
         data_root=arguments.data_root,
     )
-    config = with_queries(begun(run, path) if path.exists() else resolve(run), splits)
-    training = meta_train._training(config, splits, meta_train._open(config, path, splits))
+    config = with_queries(begun(asked, path) if path.exists() else resolve(asked), splits)
+    directory = meta_train._open(config, path, splits)
+    training = meta_train._training(build_run(config, splits.image_shape), splits, directory)
     if training.run() is not None:
         raise SystemExit(f"{path} was stopped; go on with the same command")
-    model = with_weights(training.model, training.directory.load_weights(), training.directory.weights)
+    best = with_weights(training.start, directory.load_weights(), directory.weights)
     episodes = validation_episodes(splits.validation, test_shape(config, splits.validation), arguments.test_episodes)
-    raw = scoring.score(model, scoring.embed(model.deep_kernel, splits.validation), episodes)
-    tempered = raw.tempered(model.temperature)
+    raw = scoring.score(best.learner, scoring.embed(best.learner, splits.validation), episodes)
+    tempered = raw.tempered(best.temperature)
     summary = tempered.summary(1)
     return {
         "episodes": metrics.episode_accuracy(tempered.probabilities, tempered.labels),
@@ -139,7 +140,7 @@ def page_of(record: dict[str, Any]) -> str:
         [
             "# Changes of training images, chosen on validation classes",
             title,
-            console.format_markdown(HEADER, [cells(row) for row in record["rows"]]) + LEGEND,
+            text.format_markdown(HEADER, [cells(row) for row in record["rows"]]) + LEGEND,
         ]
     )
 

@@ -61,7 +61,7 @@ def test_the_record_says_what_validation_episodes_say(augmentation, tiny_data, t
         model = load_run(tmp_path / "out" / f"{row['augmentation']}-0")
         assert model.config.trainer.augment == row["augmentation"]
         episodes = augmentation.validation_episodes(validation, Shape(3, 1, 15), 15)
-        scores = scoring.score(model, scoring.embed(model.deep_kernel, validation), episodes)
+        scores = scoring.score(model.learner, scoring.embed(model.learner, validation), episodes)
         assert row["accuracy"] == pytest.approx(metrics.accuracy(scores.probabilities, scores.labels))
     page = (tmp_path / "out" / "record.md").read_text()
     assert f"Chosen: `{record['chosen']}`" in page and page.strip() in capsys.readouterr().out

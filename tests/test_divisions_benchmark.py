@@ -53,7 +53,8 @@ def test_one_side_is_tested_at_the_temperature_of_the_other(divisions, tiny_run,
     fitted = scoring.score(run.learner, scoring.embed(run.learner, splits.validation), drawn)
     assert found.other_accuracy == pytest.approx(fitted.summary(1)["accuracy"])
     assert found.temperature == pytest.approx(fit_temperature(fitted.probabilities, fitted.labels), rel=1e-3)
-    assert found.least_ece < found.ece != found.own_ece
+    # At the temperature of least NLL of the tested side itself: another one, not always of a smaller ECE.
+    assert len({found.least_ece, found.ece, found.own_ece}) == 3
 
 
 @pytest.mark.slow
