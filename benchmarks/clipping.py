@@ -5,7 +5,7 @@
 Tasks are those of the run's training, merged (support and query, as the objective `elbo` sees them) and support alone,
 with the run's features. A likelihood that is not the run's own has its first parameters and prior mean. The fixed point
 is compared with the best bound over sites W >= 0 that L-BFGS finds from there, over the same nodes, and with
-`curvature="expected"`.
+`curvature=Curvature.EXPECTED`.
 """
 
 import argparse
@@ -21,9 +21,10 @@ from fewshot import tasks
 from fewshot.evaluation.episodes import Shape, draw_episodes
 from fewshot.evaluation.scoring import embed_images
 from fewshot.inference.inner import cvi, fit_to_tolerance
+from fewshot.inference.inner.cvi import Curvature
 from fewshot.learners import GaussianProcess
 from fewshot.models.expectations import MonteCarlo
-from fewshot.models.gaussian import GaussianPrior, Sites, condition
+from fewshot.models.gaussian import GaussianPrior, Sites
 from fewshot.models.likelihoods import LogisticSoftmax
 from fewshot.models.likelihoods.base import Likelihood
 from fewshot.runners.cli import compilation_cache
@@ -77,7 +78,7 @@ def settled(key: jax.Array, likelihood: Likelihood, prior: GaussianPrior, y: jax
 @jax.jit
 def settled_expected(key: jax.Array, likelihood: Likelihood, prior: GaussianPrior, y: jax.Array) -> tuple[Any, Any]:
     """The same with the expected curvature."""
-    kernel = cvi(likelihood, expectation=MonteCarlo(NODES), curvature="expected")
+    kernel = cvi(likelihood, expectation=MonteCarlo(NODES), curvature=Curvature.EXPECTED)
     state, info, _ = fit_to_tolerance(key, kernel, prior, y, tolerance=1e-5, max_steps=500)
     return state, info
 
@@ -87,7 +88,7 @@ def bound_and_slope(flat: jax.Array, likelihood: Likelihood, prior: GaussianPrio
     """ELBO of sites given as one vector, with its gradient."""
 
     def bound(flat: jax.Array) -> jax.Array:
-        q = condition(prior, Sites(*flat.reshape(2, *prior.mean.shape)))
+        q = prior.given(Sites(*flat.reshape(2, *prior.mean.shape)))
         return jnp.sum(likelihood.expected_log_prob(y, q.marginals, points)) - q.kl
 
     return jax.value_and_grad(bound)(flat)

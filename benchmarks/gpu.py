@@ -37,7 +37,7 @@ from fewshot.learners import GaussianProcess
 from fewshot.models import KERNELS, Conv4, Softmax
 from fewshot.models.convolution import conv3x3
 from fewshot.models.deep_kernel import DeepKernel
-from fewshot.models.gaussian import GaussianPrior, Sites, condition
+from fewshot.models.gaussian import GaussianPrior, Sites
 from fewshot.models.polya_gamma import sample_polya_gamma_one
 from fewshot.runners import meta_train
 from fewshot.tasks import make_dataset, sample_task
@@ -236,7 +236,7 @@ def between(sizes: Sizes) -> Iterator[dict[str, Any]]:
             lambda prior: jnp.linalg.cholesky(prior.covariance[:, None] + jnp.eye(IMAGES) * ones[..., None])
         ),
         "factorisations, solves and marginals of a step": jax.jit(
-            lambda prior: jax.vmap(condition)(prior, Sites(ones, ones)).kl
+            lambda prior: jax.vmap(GaussianPrior.given)(prior, Sites(ones, ones)).kl
         ),
     }
     for name, part in parts.items():

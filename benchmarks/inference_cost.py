@@ -20,7 +20,7 @@ from flax import nnx
 from timing import Run, by_turns, markdown
 
 from fewshot.inference import HYPERGRADIENTS, OBJECTIVES
-from fewshot.inference.inner import InferenceKernel, cavi, cvi, exact, fit, gibbs
+from fewshot.inference.inner import Inference, cavi, cvi, exact, fit, gibbs
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner
 from fewshot.inference.predictive import predict
 from fewshot.models import Conv4
@@ -37,7 +37,7 @@ class Method(NamedTuple):
     """One cell: what is trained, how, and the milliseconds it is meant to take on one core."""
 
     likelihood: Likelihood
-    inference: Callable[..., InferenceKernel]
+    inference: Callable[..., Inference]
     objective: str
     steps: int
     target: float

@@ -30,6 +30,7 @@ from fewshot.inference.mcmc import GibbsKernel, nuts
 from fewshot.inference.predictive import predict
 from fewshot.learners import GaussianProcess
 from fewshot.models import KERNELS, LIKELIHOODS
+from fewshot.models.gaussian import BlockSites
 from fewshot.models.likelihoods.base import AugmentedLikelihood, Likelihood, SmoothLikelihood
 from fewshot.models.process import LatentProcess
 from fewshot.runners.cli import compilation_cache
@@ -191,7 +192,7 @@ def agreement(drawn: Any, reference: Any) -> str:
 
 def kernels(likelihood: Likelihood) -> dict[str, Any]:
     """Variational methods of a likelihood."""
-    found = {"cvi": cvi(likelihood), "cvi, block": cvi(likelihood, covariance="block")}
+    found = {"cvi": cvi(likelihood), "cvi, block": cvi(likelihood, sites=BlockSites)}
     if isinstance(likelihood, AugmentedLikelihood):
         found["cavi"] = cavi(likelihood)
     if isinstance(likelihood, SmoothLikelihood):

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fewshot.evaluation.diagnosis import Found, LabelledTask
+from fewshot.evaluation.figures import Axes, Figure, Pyplot
 from fewshot.inference.inner.base import Info
 
 MOST_LATENTS, MOST_TRACES, MOST_QUERIES = 30, 4, 12  # shown in one plot
@@ -39,7 +39,7 @@ def _shown(task: LabelledTask) -> list[tuple[int, int]]:
     return [(int(label), int(np.flatnonzero(labels == label)[0])) for label in np.unique(labels)[:MOST_TRACES]]
 
 
-def _grid(plt: Any, chains: dict[str, Found], task: LabelledTask, draw: Callable[..., None], **text: str) -> Any:
+def _grid(plt: Pyplot, chains: dict[str, Found], task: LabelledTask, draw: Callable[..., None], **text: str) -> Figure:
     """A panel for each traced latent (rows) and sampler (columns)."""
     shown = _shown(task)
     figure, axes = plt.subplots(
@@ -61,20 +61,20 @@ def _grid(plt: Any, chains: dict[str, Found], task: LabelledTask, draw: Callable
     return figure
 
 
-def _trace(plt: Any, chains: dict[str, Found], task: LabelledTask) -> Any:
+def _trace(plt: Pyplot, chains: dict[str, Found], task: LabelledTask) -> Figure:
     """Latents along the chains."""
 
-    def draw(axis: Any, values: np.ndarray) -> None:
+    def draw(axis: Axes, values: np.ndarray) -> None:
         axis.plot(values.T, linewidth=0.5, alpha=0.7)
         axis.margins(x=0)
 
     return _grid(plt, chains, task, draw, x="draw (one colour a chain)", y="f")
 
 
-def _rank(plt: Any, chains: dict[str, Found], task: LabelledTask) -> Any:
+def _rank(plt: Pyplot, chains: dict[str, Found], task: LabelledTask) -> Figure:
     """Histograms of each chain's ranks among the draws of all chains: flat where the chains agree."""
 
-    def draw(axis: Any, values: np.ndarray) -> None:
+    def draw(axis: Axes, values: np.ndarray) -> None:
         ranks = values.ravel().argsort().argsort().reshape(values.shape)
         edges = np.linspace(0, values.size, 21)
         for chain in ranks:
@@ -86,7 +86,7 @@ def _rank(plt: Any, chains: dict[str, Found], task: LabelledTask) -> Any:
     return _grid(plt, chains, task, draw, x="rank among all draws (one colour a chain)", y="draws")
 
 
-def _forest(plt: Any, found: dict[str, Found], task: LabelledTask) -> Any:
+def _forest(plt: Pyplot, found: dict[str, Found], task: LabelledTask) -> Figure:
     """Mean and 94% interval of every latent by every method, points by their class."""
     classes, points = task.prior.mean.shape
     pairs = [(label, point) for point in range(points) for label in range(classes)]
@@ -111,7 +111,7 @@ def _forest(plt: Any, found: dict[str, Found], task: LabelledTask) -> Any:
     return figure
 
 
-def _path(plt: Any, own: str, path: Info) -> Any:
+def _path(plt: Pyplot, own: str, path: Info) -> Figure:
     """The bound after every step; a sampler's log likelihood."""
     sampled = own.startswith("gibbs")
     figure, axis = plt.subplots(figsize=(6.5, 3.6), layout="constrained")
@@ -127,7 +127,7 @@ def _path(plt: Any, own: str, path: Info) -> Any:
     return figure
 
 
-def _predictive(plt: Any, found: dict[str, Found], task: LabelledTask) -> Any:
+def _predictive(plt: Pyplot, found: dict[str, Found], task: LabelledTask) -> Figure:
     """Probabilities of some queries by every method, side by side; the frame marks the true class."""
     classes = task.prior.mean.shape[0]
     order = np.argsort(task.y_query, kind="stable")

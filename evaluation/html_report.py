@@ -10,6 +10,7 @@ from fewshot import tasks
 from fewshot.evaluation import metrics, plots, tables
 from fewshot.evaluation.calibration_error import ERRORS
 from fewshot.evaluation.episodes import Episodes
+from fewshot.evaluation.figures import Figure
 from fewshot.evaluation.out_of_episode import OutOfEpisode
 from fewshot.evaluation.predictions import confidence_and_right
 from fewshot.evaluation.report import Section, Table, page
@@ -238,7 +239,7 @@ def _episodes(found: Assessment) -> Section:
     return Section("Episodes", [note], figures=figures)
 
 
-def _picture(found: Assessment, number: int) -> Any:
+def _picture(found: Assessment, number: int) -> Figure:
     indices = jax.tree.map(lambda leaf: np.asarray(leaf[number]), found.episodes.indices)
     positions = np.concatenate([indices.x_support, indices.x_query])
     images = np.asarray(tasks.take_images(found.test, jax.numpy.asarray(positions)))

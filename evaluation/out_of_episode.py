@@ -29,9 +29,8 @@ from fewshot.evaluation.scoring import EmbeddedEpisode, failures, in_blocks
 from fewshot.inference.inner.base import Code
 from fewshot.inference.predictive import draws_of_each, predict_marginals
 from fewshot.learners.base import LatentLearner, Learner
-from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.expectations import MonteCarlo, expect
-from fewshot.models.gaussian import Marginals, Query
+from fewshot.models.gaussian import JointMarginals, Marginals, Query
 from fewshot.models.likelihoods.base import Likelihood, log_densities
 from fewshot.tasks import Dataset
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from fewshot.evaluation.figures import Axes, Figure
 from fewshot.evaluation.metrics import RiskCoverage
 from fewshot.evaluation.resampling import Interval, Reliability
 
@@ -27,7 +28,7 @@ class Episode(NamedTuple):
     probabilities: Float[np.ndarray, "Q C"]
 
 
-def reliability_diagram(curve: Reliability) -> Any:
+def reliability_diagram(curve: Reliability) -> Figure:
     """Share right against confidence, the band in which a perfect model stays by chance, and what each bin holds."""
     figure = _figure(3.3, 4.2)  # three side by side in a report
     axis, counts = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
@@ -48,7 +49,7 @@ def reliability_diagram(curve: Reliability) -> Any:
     return figure
 
 
-def confidence_histogram(confidence: Mapping[str, np.ndarray], bins: int = 30) -> Any:
+def confidence_histogram(confidence: Mapping[str, np.ndarray], bins: int = 30) -> Figure:
     """Histograms of the largest probability of all queries, one for each name."""
     figure = _figure(5.4, 3.6)
     axis = figure.subplots()
@@ -62,7 +63,7 @@ def confidence_histogram(confidence: Mapping[str, np.ndarray], bins: int = 30) -
     return figure
 
 
-def risk_coverage(curves: Mapping[str, RiskCoverage]) -> Any:
+def risk_coverage(curves: Mapping[str, RiskCoverage]) -> Figure:
     """Errors among the most confident queries against how many of them are answered."""
     figure = _figure(5.4, 3.6)
     axis = figure.subplots()
@@ -75,7 +76,7 @@ def risk_coverage(curves: Mapping[str, RiskCoverage]) -> Any:
     return figure
 
 
-def roc(scores: Mapping[str, tuple[np.ndarray, np.ndarray]], areas: Mapping[str, Interval | None]) -> Any:
+def roc(scores: Mapping[str, tuple[np.ndarray, np.ndarray]], areas: Mapping[str, Interval | None]) -> Figure:
     """ROC curves of out-of-episode scores, pooled over episodes: name to (scores, is out of its episode)."""
     figure = _figure(5.0, 4.6)
     axis = figure.subplots()
@@ -94,7 +95,7 @@ def roc(scores: Mapping[str, tuple[np.ndarray, np.ndarray]], areas: Mapping[str,
     return figure
 
 
-def accuracy_by_severity(rows: Mapping[int, tuple[float, float]], name: str, chance: float) -> Any:
+def accuracy_by_severity(rows: Mapping[int, tuple[float, float]], name: str, chance: float) -> Figure:
     """Accuracy with the half-width of its interval against the severity of a corruption; severity 0 is clean."""
     figure = _figure(4.6, 3.4)
     axis = figure.subplots()
@@ -107,7 +108,7 @@ def accuracy_by_severity(rows: Mapping[int, tuple[float, float]], name: str, cha
     return figure
 
 
-def learning_curve(records: Sequence[Mapping[str, Any]]) -> Any:
+def learning_curve(records: Sequence[Mapping[str, Any]]) -> Figure:
     """Training objective, validation accuracy and NLL, and the output scale against episodes, from metrics.jsonl."""
     panels = {
         "objective": "objective, nats a point",
@@ -129,7 +130,7 @@ def learning_curve(records: Sequence[Mapping[str, Any]]) -> Any:
     return figure
 
 
-def episode_picture(episode: Episode, names: Sequence[str], short: Sequence[str] | None = None) -> Any:
+def episode_picture(episode: Episode, names: Sequence[str], short: Sequence[str] | None = None) -> Figure:
     """A row per class: its support images, then its queries under predicted class and probability, errors in red.
 
     `names` of the classes head their rows; `short` ones, by default numbers, stand above the queries.
@@ -164,7 +165,7 @@ def episode_picture(episode: Episode, names: Sequence[str], short: Sequence[str]
     return figure
 
 
-def _figure(width: float, height: float) -> Any:
+def _figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -175,7 +176,7 @@ def _thinned(count: int, most: int = 2000) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
-def _show(axis: Any, image: np.ndarray) -> None:
+def _show(axis: Axes, image: np.ndarray) -> None:
     grey = {"cmap": "gray", "vmin": 0, "vmax": 255} if image.shape[-1] == 1 else {}
     axis.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, **grey)
 
@@ -185,7 +186,7 @@ def _drawn(name: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
 
 
-def _framed(axis: Any) -> None:
+def _framed(axis: Axes) -> None:
     axis.set_axis_on()
     axis.set(xticks=[], yticks=[])
     for spine in axis.spines.values():

@@ -7,7 +7,9 @@ import base64
 import html
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from fewshot.evaluation.figures import Figure
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
@@ -36,7 +38,7 @@ class Section(NamedTuple):
     title: str
     paragraphs: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    figures: Mapping[str, Any] = {}
+    figures: Mapping[str, Figure] = {}
     verbatim: str = ""
 
 
@@ -50,7 +52,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
     )
 
 
-def png(figure: Any, dpi: int = 130) -> bytes:
+def png(figure: Figure, dpi: int = 130) -> bytes:
     """A Figure as the bytes of a PNG file; the same figure gives the same bytes."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None})
@@ -76,7 +78,7 @@ def _table(table: Table) -> str:
     return f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{lines}\n</tbody></table></div>'
 
 
-def _picture(caption: str, figure: Any) -> str:
+def _picture(caption: str, figure: Figure) -> str:
     text, data = html.escape(caption, quote=True), base64.b64encode(png(figure)).decode()
     width = round(96 * figure.get_figwidth())  # pixels on the page; the picture has more, for sharp screens
     image = f'<img src="data:image/png;base64,{data}" width="{width}" alt="{text}">'

@@ -24,7 +24,6 @@ from fewshot.inference.inner.base import Code
 from fewshot.inference.predictive import predict
 from fewshot.learners.base import Learner, apply, solve
 from fewshot.learners.task_temperature import FOLDS, SPREAD, TemperatureMixture, single, task_temperature
-from fewshot.models.gaussian import Query
 from fewshot.tasks import Dataset, TaskIndices
 
 PIXELS_A_CHUNK = 200_000  # of images embedded at once: some 100 MB inside Conv4
@@ -146,13 +145,8 @@ def _solved_at(
     """The same from f / temperature."""
     fit_key, predict_key = jax.random.split(key)
     state, code = learner.fit(fit_key, episode.support, episode.y, classes)
-    new = _divided(learner.latent_query(state, episode.query), temperature)
+    new = learner.latent_query(state, episode.query).divided(temperature)
     return predict(predict_key, learner.likelihood, state.posterior, new), code
-
-
-def _divided(query: Query, by: Array) -> Query:
-    """The query of f / by: (G7) is linear in the mean and the cross-covariance."""
-    return Query(query.mean / by, query.cross / by, query.variance / by**2)
 
 
 def in_blocks(

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from fewshot.inference.inner import InferenceKernel, cavi, cvi, exact, gibbs, gradient, laplace
+from fewshot.inference.inner import Inference, cavi, cvi, exact, gibbs, gradient, laplace
 from fewshot.inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
 from fewshot.inference.outer.objectives import Objective, elbo, evidence, predictive
 
-INFERENCE: dict[str, Callable[..., InferenceKernel]] = {
+INFERENCE: dict[str, Callable[..., Inference]] = {
     "cvi": cvi,
     "cavi": cavi,
     "gibbs": gibbs,

@@ -1,4 +1,4 @@
-"""Checks that a likelihood or an inference kernel keeps its promises, for authors of new ones.
+"""Checks that a likelihood or an inference keeps its promises, for authors of new ones.
 
     check_likelihood(MyLikelihood())
     check_inference(my_kernel(MyLikelihood()))
@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
-from fewshot.inference.inner.base import Code, InferenceKernel, Mask, fit, fit_to_tolerance
+from fewshot.inference.inner.base import Code, Inference, Mask, fit, fit_to_tolerance
 from fewshot.models.expectations import GaussHermite, expect
 from fewshot.models.gaussian import GaussianPrior, Marginals
 from fewshot.models.likelihoods.base import (
@@ -30,18 +30,21 @@ CLASSES = 3
 LABELS = np.array([0, 1, 2, 2, 1, 0], np.int32)
 
 
+Check = Callable[[Any], None]  # of a likelihood or an inference; raises ConformanceError
+
+
 class ConformanceError(AssertionError):
     """A promise that is not kept; the message names it and says by how much."""
 
 
-def check_likelihood(likelihood: Any) -> list[str]:
+def check_likelihood(likelihood: object) -> list[str]:
     """L1 to L8 of a likelihood: those of tier 1, and of each further protocol that it offers.
 
     Raises ConformanceError, and TypeError for an object that is no likelihood.
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"expected a Likelihood, got {type(likelihood).__name__}; see models/likelihoods/base.py")
-    checks: list[Callable[[Any], None]] = [_predicts, _expects, _ignores_masked_classes, _knows_no_order]
+    checks: list[Check] = [_predicts, _expects, _ignores_masked_classes, _knows_no_order]
     if isinstance(likelihood, GaussianLikelihood):
         checks.append(_is_gaussian)
     if isinstance(likelihood, SmoothLikelihood):
@@ -51,22 +54,22 @@ def check_likelihood(likelihood: Any) -> list[str]:
     return _run(checks, likelihood)
 
 
-def check_inference(kernel: InferenceKernel) -> list[str]:
-    """K2, K4, K8 of an inference kernel, at labels of three classes. Raises ConformanceError."""
-    checks: list[Callable[[Any], None]] = [_keeps_its_state, _maps_over_tasks]
-    if not kernel.traits.sampled:
+def check_inference(inference: Inference) -> list[str]:
+    """K2, K4, K8 of an inference, at labels of three classes. Raises ConformanceError."""
+    checks: list[Check] = [_keeps_its_state, _maps_over_tasks]
+    if not inference.traits.sampled:
         checks += [_settles, _ignores_padding]
-    return _run(checks, kernel)
+    return _run(checks, inference)
 
 
-def _run(checks: list[Callable[[Any], None]], subject: Any) -> list[str]:
+def _run(checks: list[Check], subject: object) -> list[str]:
     with jax.enable_x64(True):
         for check in checks:
             check(subject)
     return [check.__name__.strip("_").replace("_", " ") for check in checks]
 
 
-def _close(name: str, value: Any, expected: Any, tolerance: float) -> None:
+def _close(name: str, value: PyTree, expected: PyTree, tolerance: float) -> None:
     error = np.abs(np.asarray(value) - np.asarray(expected))
     if not (error <= tolerance).all():  # written so that nan fails
         raise ConformanceError(f"{name}: expected a difference of at most {tolerance:.0e}, got {np.max(error):.1e}")
@@ -176,8 +179,8 @@ def _bounds(likelihood: AugmentedLikelihood) -> None:
     y, q = jnp.asarray(LABELS), _marginals(11)
 
     @jax.jit
-    def updated() -> tuple[Any, Array]:
-        def update(aux: Any, _: None) -> tuple[Any, Array]:
+    def updated() -> tuple[PyTree, Array]:
+        def update(aux: PyTree, _: None) -> tuple[PyTree, Array]:
             aux = likelihood.aux_posterior(y, q, aux)
             return aux, likelihood.augmented_bound(y, q, aux)
 
@@ -192,7 +195,7 @@ def _bounds(likelihood: AugmentedLikelihood) -> None:
     _close("L6, expected_sites have the slope of the bound", slope, sites.shift - sites.times(q.mean), 1e-6)
 
 
-# Inference kernels
+# Inferences
 
 
 def _task(seed: int) -> tuple[GaussianPrior, Array]:
@@ -203,11 +206,11 @@ def _task(seed: int) -> tuple[GaussianPrior, Array]:
     )
 
 
-def _keeps_its_state(kernel: InferenceKernel) -> None:
+def _keeps_its_state(inference: Inference) -> None:
     """K2: a step returns a state of the same structure, shapes and types, and a scalar Info."""
     prior, y = _task(0)
-    first = jax.eval_shape(kernel.init, jax.random.key(0), prior, y, None)
-    moved, info = jax.eval_shape(kernel.step, jax.random.key(0), first, prior, y, None)
+    first = jax.eval_shape(inference.init, jax.random.key(0), prior, y, None)
+    moved, info = jax.eval_shape(inference.step, jax.random.key(0), first, prior, y, None)
     types = [jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree) for tree in (first, moved)]
     if types[0] != types[1]:
         raise ConformanceError(f"K2, a step keeps the state's shapes and types: got {types[1]} from {types[0]}")
@@ -215,34 +218,34 @@ def _keeps_its_state(kernel: InferenceKernel) -> None:
         raise ConformanceError(f"K2, Info holds scalars: got shapes {[leaf.shape for leaf in info]}")
 
 
-def _maps_over_tasks(kernel: InferenceKernel) -> None:
+def _maps_over_tasks(inference: Inference) -> None:
     """K8: vmap over tasks is a loop."""
     tasks = [_task(seed)[0] for seed in (1, 2)]
     y = jnp.asarray(LABELS)
 
     def means(prior: GaussianPrior) -> Array:
-        state, _ = fit(jax.random.key(0), kernel, prior, y, steps=3)
-        return kernel.posterior(state, prior).marginals.mean
+        state, _ = fit(jax.random.key(0), inference, prior, y, steps=3)
+        return inference.posterior(state, prior).marginals.mean
 
     together = jax.jit(jax.vmap(means))(jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks))
     _close("K8, vmap over tasks is a loop", together, jnp.stack([jax.jit(means)(prior) for prior in tasks]), 1e-8)
 
 
-def _settles(kernel: InferenceKernel) -> None:
+def _settles(inference: Inference) -> None:
     """K4: the residual reaches 1e-6, and a step there moves neither the bound nor the posterior mean."""
     prior, y = _task(3)
     state, info, steps = jax.jit(
-        lambda: fit_to_tolerance(jax.random.key(0), kernel, prior, y, tolerance=1e-6, max_steps=5000)
+        lambda: fit_to_tolerance(jax.random.key(0), inference, prior, y, tolerance=1e-6, max_steps=5000)
     )()
     if info.code != Code.OK:
         raise ConformanceError(f"K4, settles to 1e-6: got {Code(int(info.code)).name} after {steps} steps")
-    moved, after = kernel.step(jax.random.key(1), state, prior, y, None)
+    moved, after = inference.step(jax.random.key(1), state, prior, y, None)
     _close("K4, a step at the fixed point keeps the bound", after.elbo, info.elbo, 1e-5)
-    means = [kernel.posterior(one, prior).marginals.mean for one in (state, moved)]
+    means = [inference.posterior(one, prior).marginals.mean for one in (state, moved)]
     _close("K4, a step at the fixed point keeps the posterior", means[0], means[1], 1e-4)
 
 
-def _ignores_padding(kernel: InferenceKernel) -> None:
+def _ignores_padding(inference: Inference) -> None:
     """K8: a point that is masked changes nothing."""
     prior, y = _task(4)
     kept = np.arange(len(LABELS) - 1)
@@ -250,8 +253,8 @@ def _ignores_padding(kernel: InferenceKernel) -> None:
     mask = Mask(jnp.arange(len(LABELS)) < len(kept), jnp.ones(CLASSES, bool))
 
     def mean(prior: GaussianPrior, y: Array, mask: Mask | None) -> Array:
-        state, _ = fit(jax.random.key(0), kernel, prior, y, mask, steps=5)
-        return kernel.posterior(state, prior).marginals.mean
+        state, _ = fit(jax.random.key(0), inference, prior, y, mask, steps=5)
+        return inference.posterior(state, prior).marginals.mean
 
     whole = jax.jit(mean)(prior, y, mask)[:, kept]
     _close("K8, a masked point changes nothing", whole, jax.jit(mean)(small, y[kept], None), 1e-8)

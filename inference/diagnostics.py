@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 from scipy.special import logsumexp
 
-from fewshot.inference.inner.base import InferenceKernel
+from fewshot.inference.inner.base import Inference
 from fewshot.inference.inner.mixing import effective_draws
-from fewshot.inference.posterior_draws import about_labels, about_queries, draw_latents, log_ratios
-from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.inference.posterior_draws import about_labels, about_queries, log_ratios
+from fewshot.models.gaussian import GaussianPrior, Posterior, Query
 from fewshot.models.likelihoods import LogisticSoftmax
 from fewshot.models.likelihoods.base import Likelihood, log_densities
 
@@ -76,10 +76,13 @@ def to_arviz(
         samples = dict(posterior_or_mcmc.get_samples(group_by_chain=True))
         statistics = _statistics(posterior_or_mcmc.get_extra_fields(group_by_chain=True))
     else:
-        draw_all = jax.jit(lambda key: draw_latents(key, posterior_or_mcmc, prior, draws))
+        if not isinstance(posterior_or_mcmc, Posterior):
+            found = type(posterior_or_mcmc).__name__
+            raise TypeError(f"expected a posterior or an MCMC object that has run, got {found}")
+        draw_all = jax.jit(lambda key: posterior_or_mcmc.draws(key, prior, draws))
         samples, statistics = {"f": draw_all(draw_key)}, {}
     if "f" not in samples:
-        raise ValueError(f"expected samples of f, got {', '.join(samples)}; collect f, or use the kernels of mcmc.py")
+        raise ValueError(f"expected samples of f, got {', '.join(samples)}; collect f, or sample by mcmc.py")
     of_labels = jax.jit(lambda key, f: about_labels(key, likelihood, y, f))
     groups = {"posterior": samples, **of_labels(label_key, samples["f"])}
     total = jnp.sum(groups["log_likelihood"]["y"], axis=-1)
@@ -206,7 +209,7 @@ def probabilities(data: Any) -> Float[np.ndarray, "Q C"]:
 
 def pareto_k(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    kernel: Inference,
     state: Any,
     prior: GaussianPrior,
     likelihood: Likelihood,

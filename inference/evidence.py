@@ -9,7 +9,7 @@ turns an evidence and the bound of a Gaussian q, without augmentation, into the 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,12 @@ from jaxtyping import Array, Float, Int, Key
 from fewshot.inference.inner.base import Mask, classes_of, expected_data, sum_over_points
 from fewshot.inference.mcmc import elliptical_slice
 from fewshot.models.expectations import MonteCarlo, product_rule
-from fewshot.models.gaussian import GaussianPrior, highest_precision, root_of
+from fewshot.models.gaussian import (
+    GaussianPrior,
+    Posterior,
+    highest_precision,
+    root_of,
+)
 from fewshot.models.likelihoods.base import Likelihood
 
 MOST_DIMENSIONS = 4  # of the product rule
@@ -120,7 +125,7 @@ def quadrature_evidence(
 def bound(
     key: Key[Array, ""],
     likelihood: Likelihood,
-    posterior: Any,
+    posterior: Posterior,
     y: Int[Array, " N"],
     mask: Mask | None = None,
     *,
@@ -131,7 +136,7 @@ def bound(
     The bound that an inference kernel reports is over its own few nodes, which it has been raised on, or includes
     augmented latents. Its difference from log p(y) is KL(q || p(f | y)).
     """
-    marginals, classes = posterior.marginals, posterior.mean.shape[0]
+    marginals, classes = posterior.marginals, posterior.marginals.mean.shape[0]
 
     def once(one: Array) -> Array:
         points = MonteCarlo(draws // SHIFTS).points(one, classes, marginals.mean.dtype)

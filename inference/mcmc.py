@@ -9,11 +9,11 @@ Gibbs samples the augmented model; NUTS and elliptical slice sampling, which kno
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 from numpyro.infer import MCMC, NUTS
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
@@ -32,7 +32,7 @@ class GibbsChain(NamedTuple):
     """One chain: f [C, N] and aux drawn given it; log p(y | f); the result code of the last sweep."""
 
     f: Float[Array, "C N"]
-    aux: Any
+    aux: PyTree
     log_likelihood: Float[Array, ""]
     code: Int[Array, ""]
     rng_key: Key[Array, ""]
@@ -73,17 +73,17 @@ class TaskKernel(MCMCKernel):
     ) -> None:
         self.prior, self.likelihood, self.y, self.mask = with_root(prior), likelihood, y, mask
 
-    def start(self, key: Key[Array, ""], f: Float[Array, "C N"] | None) -> Any:
+    def start(self, key: Key[Array, ""], f: Float[Array, "C N"] | None) -> PyTree:
         """A chain at f, or at a draw of the prior."""
         raise NotImplementedError
 
-    def advance(self, state: Any) -> Any:
+    def advance(self, state: PyTree) -> PyTree:
         """The chain after one transition."""
         raise NotImplementedError
 
     def init(
-        self, rng_key: Array, num_warmup: int, init_params: Any, model_args: tuple[Any, ...], model_kwargs: Any
-    ) -> Any:
+        self, rng_key: Array, num_warmup: int, init_params: PyTree, model_args: tuple[PyTree, ...], model_kwargs: PyTree
+    ) -> PyTree:
         """States of one chain, or of as many as there are keys. Raises ValueError for model arguments."""
         del num_warmup  # nothing adapts
         if model_args or model_kwargs:
@@ -94,7 +94,7 @@ class TaskKernel(MCMCKernel):
             return jax.vmap(partial(self.start, f=None))(_typed(rng_key))
         return jax.vmap(self.start)(_typed(rng_key), init_params)
 
-    def sample(self, state: Any, model_args: tuple[Any, ...], model_kwargs: Any) -> Any:
+    def sample(self, state: PyTree, model_args: tuple[PyTree, ...], model_kwargs: PyTree) -> PyTree:
         """One transition of every chain."""
         del model_args, model_kwargs
         return jax.vmap(self.advance)(state) if jnp.ndim(state.rng_key) else self.advance(state)

@@ -6,73 +6,38 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from fewshot.inference.inner.base import InferenceKernel
-from fewshot.inference.inner.gibbs import Mixture
-from fewshot.inference.inner.gradient import FreeGaussian
-from fewshot.models.block_gaussian import BlockPosterior, covariance_root
+from fewshot.inference.inner.base import Inference, State
 from fewshot.models.gaussian import (
-    GaussianPosterior,
     GaussianPrior,
     Query,
-    Sites,
-    draw,
     highest_precision,
     prior_root,
     root_of,
+    with_root,
 )
 from fewshot.models.likelihoods.base import Likelihood, log_densities
 
 
-def draw_latents(key: Key[Array, ""], posterior: Any, prior: GaussianPrior, draws: int) -> Float[Array, "M D C N"]:
-    """Joint draws of f at the labelled points: M = 1, or one chain for each component of a mixture.
-
-    Raises TypeError for what is no posterior.
-    """
-    if isinstance(posterior, Mixture):
-        count = jax.tree.leaves(posterior.components)[0].shape[0]
-        each = max(1, draws // count)
-        keys = jax.random.split(key, count)
-        return jax.vmap(lambda one, part: _joint_draws(one, part, prior, each))(keys, posterior.components)
-    return _joint_draws(key, posterior, prior, draws)[None]
-
-
-@highest_precision
-def _joint_draws(key: Array, posterior: Any, prior: GaussianPrior, draws: int) -> Float[Array, "D C N"]:
-    root, keys = root_of(prior), jax.random.split(key, draws)
-    if isinstance(posterior, GaussianPosterior):
-        precision = posterior.weight**2
-        sites = Sites(posterior.alpha + precision * posterior.mean, precision)  # (G4)
-        return jax.vmap(lambda one: draw(one, prior, sites, root))(keys)
-    shape = posterior.mean.shape
-    if isinstance(posterior, BlockPosterior):
-        spread = covariance_root(posterior, prior)
-        normal = jax.random.normal(key, (draws, spread.shape[0]), spread.dtype)
-        return posterior.mean + (normal @ spread.T).reshape(draws, *shape)
-    if isinstance(posterior, FreeGaussian):
-        normal = jax.random.normal(key, (draws, *posterior.whitened_mean.shape), posterior.mean.dtype)
-        return posterior.mean + jnp.einsum("nr,crs,dcs->dcn", root, posterior.whitened_factor, normal)
-    raise TypeError(f"expected a posterior or an MCMC object that has run, got {type(posterior).__name__}")
-
-
 def log_ratios(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
-    state: Any,
+    inference: Inference,
+    state: State,
     prior: GaussianPrior,
     likelihood: Likelihood,
     y: Int[Array, " N"],
     draws: int,
 ) -> Float[Array, " D"]:
     """log p(y, f) - log q(f) at draws of q, up to a constant. Raises TypeError for a sampler, which has no q."""
-    if kernel.traits.sampled:
-        raise TypeError(f"{kernel.traits.name} samples: it has no variational posterior whose k-hat could be found")
+    if inference.traits.sampled:
+        raise TypeError(f"{inference.traits.name} samples: it has no variational posterior whose k-hat could be found")
     keys = jax.random.split(key, draws)
+    prior = with_root(prior)
     root = root_of(prior)
 
     def data(f: Array) -> Array:
         return jnp.sum(likelihood.log_prob(y, f))
 
-    if kernel.sites is None:
+    if inference.sites is None:
 
         def whitened_ratio(one: Array) -> Array:
             """In the whitened basis: log N(u; 0, I) - log N(u; mu, L L^T) = (e.e - u.u) / 2, u = mu + L e."""
@@ -81,10 +46,10 @@ def log_ratios(
             return data(prior.mean + u @ root.T) + 0.5 * jnp.sum(e**2 - u**2)
 
         return jax.lax.map(whitened_ratio, keys, batch_size=256)
-    sites = kernel.sites(state)
+    sites = inference.sites(state)
 
     def ratio(one: Array) -> Array:
-        f = draw(one, prior, sites, root)
+        f = prior.draw(one, sites)
         return data(f) - jnp.sum(sites.shift * f) + 0.5 * jnp.sum(f * sites.times(f))
 
     return jax.lax.map(ratio, keys, batch_size=256)

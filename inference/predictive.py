@@ -7,8 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
-from fewshot.models.block_gaussian import JointMarginals
-from fewshot.models.gaussian import Marginals, Query
+from fewshot.models.gaussian import (
+    JointMarginals,
+    Marginals,
+    Posterior,
+    Query,
+)
 from fewshot.models.likelihoods.base import CompositeLikelihood, Likelihood
 
 FEWEST_DRAWS = 32
@@ -17,7 +21,7 @@ FEWEST_DRAWS = 32
 def predict(
     key: Key[Array, ""],
     likelihood: Likelihood,
-    posterior: Any,
+    posterior: Posterior,
     query: Query,
     classes: Bool[Array, " C"] | None = None,
 ) -> Float[Array, "Q C"]:

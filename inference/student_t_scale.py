@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln, logsumexp
 from jaxtyping import Array, Float, Key
 
-from fewshot.models.gaussian import GaussianPrior, Root, condition, highest_precision, prior_root
-from fewshot.models.gaussian import draw as draw_normal
+from fewshot.models.gaussian import GaussianPrior, Root, highest_precision, prior_root
 from fewshot.models.regression import noise_scale, noise_sites
 from fewshot.models.student_t import ScalePosterior, scale_posterior
 
@@ -66,8 +65,8 @@ def gibbs(
 
     def sweep(scale: Array, key: Array) -> tuple[Array, Draws]:
         f_key, scale_key = jax.random.split(key)
-        scaled = GaussianPrior(prior.mean, scale * prior.covariance)
-        f = draw_normal(f_key, scaled, sites, jnp.sqrt(scale) * root.factor)[0]
+        scaled = GaussianPrior(prior.mean, scale * prior.covariance, jnp.sqrt(scale) * root.factor)
+        f = scaled.draw(f_key, sites)[0]
         beta = jnp.sum((root.pseudo_inverse.T @ (f - prior.mean[0])) ** 2)
         scale = _given(dof, count, beta).draw(scale_key)
         return scale, Draws(scale, f)
@@ -93,7 +92,7 @@ def cavi_step(
     """
     precision = scale.mean_precision()
     sites = noise_sites(y, noise)
-    found = condition(GaussianPrior(prior.mean, prior.covariance / precision), sites)
+    found = GaussianPrior(prior.mean, prior.covariance / precision).given(sites)
     deviation = found.mean[0] - prior.mean[0]
     trace = count - jnp.sum(sites.precision * found.variance)
     beta = (jnp.sum(deviation * found.alpha[0]) + trace) / precision

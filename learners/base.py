@@ -10,13 +10,13 @@ Letters: N labelled inputs, Q queries, C classes of a task, T tasks of a step.
 import enum
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.inference.outer.loss import ForEach, Outcome, Reduction
@@ -97,18 +97,18 @@ class Learner(nnx.Module):
 
     def fit(
         self, key: Key[Array, ""], support: Inputs, y: Labels, classes: int, mask: Mask | None = None
-    ) -> tuple[Any, Int[Array, ""]]:
+    ) -> tuple[PyTree, Int[Array, ""]]:
         """State and result code of one task: labels y [N] of inputs [N, ...], 0..C-1, real numbers with C = 1.
 
         The mask marks what is real in a padded task; None stands for all of it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no fit")
 
-    def predict(self, key: Key[Array, ""], state: Any, query: Queries) -> Prediction:
+    def predict(self, key: Key[Array, ""], state: PyTree, query: Queries) -> Prediction:
         """The prediction of queries [Q, ...] by a state of `fit`."""
         raise NotImplementedError(f"{type(self).__name__} has no predict")
 
-    def loss(self, keys: Key[Array, " T"], tasks: Any, for_each: ForEach) -> Outcome:
+    def loss(self, keys: Key[Array, " T"], tasks: PyTree, for_each: ForEach) -> Outcome:
         """What the outer loop maximises, of tasks with a leading axis T; `for_each` maps a function over the tasks."""
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
@@ -124,7 +124,7 @@ class Learner(nnx.Module):
         """What a row of the training log says of the learner."""
         return {name: float(value) for name, value in self.hyperparameters().items()}
 
-    def observe(self, tasks: Any) -> None:
+    def observe(self, tasks: PyTree) -> None:
         """Record the batch statistics of tasks with a leading axis T, and learn nothing."""
 
     def with_draws(self, draws: int) -> "Learner":
@@ -132,7 +132,7 @@ class Learner(nnx.Module):
         del draws
         return self
 
-    def __call__(self, keys: Key[Array, " T"], tasks: Any, for_each: ForEach) -> tuple[Outcome, Hyper]:
+    def __call__(self, keys: Key[Array, " T"], tasks: PyTree, for_each: ForEach) -> tuple[Outcome, Hyper]:
         """`loss` and `hyperparameters`, as the outer loop asks for them."""
         return self.loss(keys, tasks, for_each), self.hyperparameters()
 
@@ -149,7 +149,7 @@ class LatentLearner(Protocol):
         """p(y | f)."""
         ...
 
-    def latent_query(self, state: Any, query: Queries) -> Query:
+    def latent_query(self, state: PyTree, query: Queries) -> Query:
         """What `state.posterior.predict` needs at queries [Q, ...]."""
         ...
 
@@ -164,7 +164,7 @@ def solve(
     return found._replace(code=jnp.where(found.code == Code.OK, code, found.code))
 
 
-def apply(function: Callable[..., Any], learner: Learner, static: tuple, *arguments: Any) -> Any:
+def apply(function: Callable[..., PyTree], learner: Learner, static: tuple, *arguments: PyTree) -> PyTree:
     """function(learner, *static, *arguments), compiled once for each shape where the learner is traceable.
 
     Either way it sees JAX arrays. The function is one of a module, the static arguments are hashable.
@@ -176,6 +176,8 @@ def apply(function: Callable[..., Any], learner: Learner, static: tuple, *argume
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def traced(function: Callable[..., Any], graph: Any, static: tuple, state: Any, *arguments: Any) -> Any:
+def traced(
+    function: Callable[..., PyTree], graph: nnx.GraphDef, static: tuple, state: nnx.State, *arguments: PyTree
+) -> PyTree:
     """The compiled `apply`; its cache tells how many programs there are."""
     return function(nnx.merge(graph, state), *static, *arguments)

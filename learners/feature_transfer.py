@@ -4,13 +4,13 @@ The network is trained on batches of images with the labels of all training clas
 stochastic gradient descent fits a head to the labelled images of a task.
 """
 
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fewshot.inference.inner.base import Mask, finite_code
 from fewshot.inference.outer.loss import ForEach, Outcome
@@ -134,7 +134,7 @@ def shuffled(
 
 
 def descend(
-    gradient: Any, head: Head, batches: tuple[Int[Array, "S B"], Bool[Array, "S B"]], rate: float, decay: float
+    gradient: PyTree, head: Head, batches: tuple[Int[Array, "S B"], Bool[Array, "S B"]], rate: float, decay: float
 ) -> Head:
     """head - rate v after every batch, v <- .9 v + .1 (gradient + decay head), begun at the first gradient.
 
@@ -145,7 +145,7 @@ def descend(
     def slope(head: Head, rows: Array, real: Array) -> Head:
         return jax.tree.map(lambda g, value: g + decay * value, gradient(head, rows, real), head)
 
-    def step(carry: tuple[Head, Any], batch: tuple[Array, Array]) -> tuple[tuple[Head, Any], None]:
+    def step(carry: tuple[Head, PyTree], batch: tuple[Array, Array]) -> tuple[tuple[Head, PyTree], None]:
         velocity, state = average.update(slope(carry[0], *batch), carry[1])
         moved = optax.apply_updates(carry[0], jax.tree.map(lambda v: -rate * v, velocity)), state
         return jax.tree.map(lambda new, old: jnp.where(batch[1].any(), new, old), moved, carry), None

@@ -17,7 +17,7 @@ import numpyro.distributions as dist
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-from fewshot.inference.inner.base import Code, InferenceKernel, Mask, settle
+from fewshot.inference.inner.base import Code, Inference, Mask, settle
 from fewshot.inference.outer.hypergradients import HyperGradient, sites
 from fewshot.inference.outer.loss import ForEach, Outcome, Reduction
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner, Objective, TaskOutcome, check_combination, elbo
@@ -25,8 +25,8 @@ from fewshot.inference.predictive import predict
 from fewshot.learners.base import Images, Learner, Prediction, categorical
 from fewshot.models.deep_kernel import DeepKernel, check_images
 from fewshot.models.expectations import MonteCarlo
-from fewshot.models.gaussian import GaussianPrior, Query
-from fewshot.models.kernels import Hyper
+from fewshot.models.gaussian import GaussianPrior, Posterior, Query
+from fewshot.models.kernels import Hyper, Kernel
 from fewshot.models.likelihoods.base import Likelihood
 from fewshot.models.process import LatentProcess
 
@@ -50,7 +50,7 @@ class Conditioned:
     """The process given a task: labelled features [N, D], the posterior of f, which classes are real (None: all)."""
 
     x: Float[Array, "N D"]
-    posterior: Any
+    posterior: Posterior
     present: Bool[Array, " C"] | None
     classes: int
 
@@ -73,7 +73,7 @@ class GaussianProcess(Learner):
         self,
         deep_kernel: DeepKernel,
         likelihood: Likelihood,
-        make_inference: Callable[[Likelihood], InferenceKernel],
+        make_inference: Callable[[Likelihood], Inference],
         *,
         objective: Objective = elbo,
         hypergradient: HyperGradient = sites,
@@ -96,7 +96,7 @@ class GaussianProcess(Learner):
         return self.start.with_parameters(self._learned())
 
     @property
-    def inference(self) -> InferenceKernel:
+    def inference(self) -> Inference:
         """The inference kernel at the learned likelihood."""
         return self.make_inference(self.likelihood)
 
@@ -176,7 +176,7 @@ class GaussianProcess(Learner):
 
     def report(self) -> dict[str, float]:
         """Hyper-parameters, the output scale, and the prior's pull on it (d log p / d log s2)."""
-        values: dict[str, Any] = self.deep_kernel.hyperparameters() | dict(self.likelihood.parameters())
+        values: dict[str, Array | float] = self.deep_kernel.hyperparameters() | dict(self.likelihood.parameters())
         pull = _prior_pull(self.deep_kernel.kernel, values["log_scale"])
         plain = {name: float(value) for name, value in values.items()}
         return plain | {"scale": math.exp(plain["log_scale"]), "prior_pull": float(pull)}
@@ -187,7 +187,7 @@ class GaussianProcess(Learner):
 
     def with_draws(self, draws: int) -> "GaussianProcess":
         """The learner with as many draws in inference and in prediction, where these are Monte-Carlo expectations."""
-        make: Any = self.make_inference
+        make: Callable[..., Inference] = self.make_inference
         likelihood: Any = self.start
         if "expectation" in inspect.signature(make).parameters:
             make = partial(make, expectation=MonteCarlo(draws))
@@ -206,5 +206,5 @@ class GaussianProcess(Learner):
 
 
 @partial(jax.jit, static_argnums=0)
-def _prior_pull(kernel: Any, log_scale: Array) -> Array:
+def _prior_pull(kernel: Kernel, log_scale: Array) -> Array:
     return jax.grad(kernel.priors()["log_scale"].log_prob)(log_scale)

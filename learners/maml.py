@@ -1,11 +1,11 @@
 """MAML (Finn et al. 2017): a network and a linear head whose start a few steps of gradient descent adapt to a task."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
 from fewshot.inference.inner.base import Mask, finite_code
 from fewshot.inference.outer.loss import ForEach, Outcome
@@ -71,7 +71,7 @@ class MAML(Learner):
         y: Int[Array, " N"],
         classes: int,
         mask: Mask | None = None,
-    ) -> tuple[Any, Int[Array, ""]]:
+    ) -> tuple[PyTree, Int[Array, ""]]:
         """The adapted parameters. Raises ValueError for another number of classes than `ways`."""
         del key
         check_ways(self, classes)
@@ -79,7 +79,7 @@ class MAML(Learner):
         rest = others[0]
         weights = real_points(y, mask) / jnp.sum(real_points(y, mask))
 
-        def loss(parameters: Any) -> Array:
+        def loss(parameters: PyTree) -> Array:
             logits = nnx.merge(graph, parameters, rest, copy=True)(support)
             logits = jnp.where(real_classes(classes, mask), logits, -jnp.inf)
             return -jnp.sum(weights * log_probabilities(logits, y))
@@ -88,18 +88,18 @@ class MAML(Learner):
             parameters = self._descended(parameters, jax.grad(loss)(parameters))
         return parameters, finite_code(*jax.tree.leaves(parameters))
 
-    def _descended(self, parameters: Any, gradient: Any) -> Any:
+    def _descended(self, parameters: PyTree, gradient: PyTree) -> PyTree:
         if self.first_order:
             gradient = jax.lax.stop_gradient(gradient)
         return jax.tree.map(lambda value, slope: value - self.inner_rate * slope, parameters, gradient)
 
-    def logits(self, parameters: Any, images: Images) -> Float[Array, "Q C"]:
+    def logits(self, parameters: PyTree, images: Images) -> Float[Array, "Q C"]:
         """Logits [Q, C] of images [Q, H, W, Ch] by adapted parameters."""
         graph, _, *others = nnx.split(self.network, nnx.Param, ...)
         rest = others[0]
         return nnx.merge(graph, parameters, rest, copy=True)(images)
 
-    def predict(self, key: Key[Array, ""], state: Any, query: Images) -> Prediction:
+    def predict(self, key: Key[Array, ""], state: PyTree, query: Images) -> Prediction:
         """Probabilities [Q, C] of images [Q, H, W, Ch], whose batch statistics are their own."""
         del key
         return categorical(jax.nn.softmax(self.logits(state, query)))

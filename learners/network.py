@@ -1,11 +1,11 @@
 """What learners on the features of a network share: images in [0, 1], statistics of each task, log p of its queries."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
 
 from fewshot.inference.inner.base import Mask
 from fewshot.inference.outer.loss import ForEach, Outcome
@@ -56,11 +56,11 @@ class EpisodicLearner(NetworkLearner):
         super().__init__(backbone)
         self.way = way
 
-    def logits(self, state: Any, query: Queries) -> Float[Array, "Q C"]:
+    def logits(self, state: PyTree, query: Queries) -> Float[Array, "Q C"]:
         """log p(class | query) up to a constant of the query, -inf for classes that are not there."""
         raise NotImplementedError(f"{type(self).__name__} has no logits")
 
-    def predict(self, key: Key[Array, ""], state: Any, query: Queries) -> Prediction:
+    def predict(self, key: Key[Array, ""], state: PyTree, query: Queries) -> Prediction:
         """Probabilities [Q, C]: the softmax of the logits."""
         del key
         return categorical(jax.nn.softmax(self.logits(state, query)))

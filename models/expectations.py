@@ -17,9 +17,8 @@ from jax.scipy.special import ndtri
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
-from fewshot.models.block_gaussian import JointMarginals
-from fewshot.models.dense_sites import semidefinite_cholesky
-from fewshot.models.gaussian import Marginals, highest_precision
+from fewshot.models.gaussian import JointMarginals, Marginals, highest_precision
+from fewshot.models.gaussian.factors import standard_deviation
 
 FEW_POINTS = 16  # the width of the widest vector instructions, in float32
 
@@ -110,36 +109,11 @@ def expect(function: Callable[[Array], Array], marginals: Marginals | JointMargi
     Compilers for processors make vector instructions of the last axes: of few points these are nodes and points.
     """
     if marginals.mean.shape[1] <= FEW_POINTS:
-        values = jax.vmap(function, in_axes=1)(logits_at(marginals, points))
+        values = jax.vmap(function, in_axes=1)(marginals.at(points.nodes))
     else:
-        at_node = _at_node(marginals)
+        at_node = marginals.at_node()
         values = jax.vmap(lambda node: function(at_node(node)))(points.nodes)
     return jnp.tensordot(points.weights, values, 1)
-
-
-@highest_precision
-def logits_at(marginals: Marginals | JointMarginals, points: Points) -> Float[Array, "C M N"]:
-    """f at all nodes, points last. One product of matrices, mean included, and so is its derivative."""
-    if isinstance(marginals, JointMarginals):
-        root = jnp.concatenate([semidefinite_cholesky(marginals.covariance), marginals.mean.T[:, :, None]], axis=2)
-        nodes = jnp.concatenate([points.nodes, jnp.ones_like(points.nodes[:, :1])], axis=1)
-        return jnp.einsum("nci,mi->cmn", root, nodes)
-    line = jnp.stack([standard_deviation(marginals.variance), marginals.mean])
-    return jnp.einsum("icn,imc->cmn", line, jnp.stack([points.nodes, jnp.ones_like(points.nodes)]))
-
-
-def _at_node(marginals: Marginals | JointMarginals) -> Callable[[Array], Array]:
-    """One node [C] -> f [C, N] there; the root of the covariance is found once for all nodes."""
-    if isinstance(marginals, JointMarginals):
-        root = semidefinite_cholesky(marginals.covariance)
-        return lambda node: marginals.mean + jnp.einsum("nci,i->cn", root, node)
-    deviation = standard_deviation(marginals.variance)
-    return lambda node: marginals.mean + deviation * node[:, None]
-
-
-def standard_deviation(variance: Array) -> Array:
-    """sqrt(v), with v held above eps^2 so that its derivative stays finite at v = 0."""
-    return jnp.sqrt(jnp.maximum(variance, jnp.finfo(variance.dtype).eps ** 2))
 
 
 def expected_log_sum_exp(marginals: Marginals, classes: Bool[Array, " C"] | None = None) -> Float[Array, " N"]:

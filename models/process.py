@@ -31,4 +31,5 @@ class LatentProcess:
     def query(self, x: Float[Array, "N D"], new: Float[Array, "Q D"], classes: int) -> Query:
         """What (G7) needs at new inputs [Q, D]: mean a_* [C, Q], k_* [Q, N] to the labelled ones x [N, D], k_** [Q]."""
         mean = jnp.full((classes, new.shape[0]), self.hyper.get("mean", 0.0), new.dtype)
-        return Query(mean, self.kernel.gram(self.hyper, new, x), self.kernel.diagonal(self.hyper, new))
+        root = self.kernel.root(self.hyper, new)
+        return Query(mean, self.kernel.gram(self.hyper, new, x), self.kernel.diagonal(self.hyper, new), root)

@@ -6,12 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from fewshot.models.gaussian import (
-    GaussianPosterior,
+    DiagonalPosterior,
     GaussianPrior,
-    Marginals,
+    LowRankPosterior,
     Query,
     Sites,
-    condition,
     highest_precision,
 )
 
@@ -21,7 +20,7 @@ Noise = Float[Array, "*N"] | float  # a variance for all points, or one for each
 class Regression(NamedTuple):
     """What exact regression found: the posterior of f, and log N(y | a, K + s2 I)."""
 
-    posterior: GaussianPosterior
+    posterior: DiagonalPosterior | LowRankPosterior
     log_evidence: Float[Array, ""]
 
 
@@ -59,18 +58,14 @@ def regress(prior: GaussianPrior, y: Float[Array, " N"], noise: Noise) -> Regres
     `noise_scale`, without the cancellation of their terms y^2 / s2.
     """
     sites = noise_sites(y, noise)
-    posterior = condition(prior, sites)
+    posterior = sites.condition(prior)
     residual = y - prior.mean[0]
-    determinant = -jnp.sum(jnp.log(sites.precision)) - 2 * jnp.sum(jnp.log(_diagonal(posterior.inverse)))
+    determinant = -jnp.sum(jnp.log(sites.precision)) + posterior.log_determinant
     value = jnp.sum(residual * posterior.alpha[0]) + determinant + y.shape[0] * jnp.log(2 * jnp.pi)
     return Regression(posterior, -0.5 * value)
 
 
-def predict(posterior: GaussianPosterior, query: Query) -> Prediction:
+def predict(posterior: DiagonalPosterior | LowRankPosterior, query: Query) -> Prediction:
     """Marginals of f at new inputs (G7)."""
-    marginals: Marginals = posterior.predict(query)
+    marginals = posterior.predict(query)
     return Prediction(marginals.mean[0], marginals.variance[0])
-
-
-def _diagonal(matrices: Array) -> Array:
-    return jnp.diagonal(matrices, axis1=-2, axis2=-1)

@@ -22,6 +22,7 @@ from fewshot import OneVsEach, cavi, cvi, load, load_run, predict, sample_task, 
 from fewshot.inference.diagnostics import pareto_k, psis_loo, summary_table
 from fewshot.inference.inner import fit_to_tolerance
 from fewshot.inference.mcmc import GibbsKernel, nuts
+from fewshot.models.gaussian import BlockSites
 
 RUN, DATASET, WAY = "runs/glyphs-softmax-cvi-5way-1shot-0", "glyphs", 5
 DRAWS = 1000
@@ -59,7 +60,7 @@ print(tables["gibbs"].head(8).round(3), tables["nuts"].head(8).round(3), sep="\n
 
 # %%
 fitted = {}
-kernels = {"cvi": cvi(likelihood), "cvi block": cvi(likelihood, covariance="block"), "cavi": cavi(likelihood)}
+kernels = {"cvi": cvi(likelihood), "cvi block": cvi(likelihood, sites=BlockSites), "cavi": cavi(likelihood)}
 for name, kernel in kernels.items():
     state, info, steps = jax.jit(lambda kernel=kernel: fit_to_tolerance(k1, kernel, prior, y))()
     fitted[name] = kernel.posterior(state, prior)

@@ -36,6 +36,7 @@ from fewshot import (
     predict,
     sample_task,
 )
+from fewshot.models.gaussian import BlockSites
 from fewshot.models.kernels import RBF, Cosine, Matern52
 
 RUN, DATASET, WAY = "runs/glyphs-softmax-cvi-5way-1shot-0", "glyphs", 5
@@ -64,7 +65,7 @@ plt.show()
 # %%
 pairs = {
     "softmax, cvi": (Softmax(), cvi(Softmax())),
-    "softmax, cvi block": (Softmax(), cvi(Softmax(), covariance="block")),
+    "softmax, cvi block": (Softmax(), cvi(Softmax(), sites=BlockSites)),
     "softmax, laplace": (Softmax(), laplace(Softmax())),
     "logistic-softmax, cvi": (LogisticSoftmax(), cvi(LogisticSoftmax())),
     "logistic-softmax, cavi": (LogisticSoftmax(), cavi(LogisticSoftmax())),

@@ -13,7 +13,7 @@ from scipy.stats import norm, poisson
 
 from fewshot.inference.inner import cavi, fit
 from fewshot.models import LIKELIHOODS
-from fewshot.models.gaussian import Marginals, condition
+from fewshot.models.gaussian import Marginals
 from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach, logistic_softmax
 from fewshot.models.likelihoods.base import AugmentedLikelihood
 
@@ -337,7 +337,7 @@ def test_the_bound_of_cavi_is_the_evidence_of_its_sites_and_a_constant_of_the_la
     @jax.jit
     def difference(scale):
         scaled = prior._replace(covariance=scale * prior.covariance)
-        posterior = condition(scaled, likelihood.expected_sites(y, state.aux))
+        posterior = scaled.given(likelihood.expected_sites(y, state.aux))
         return kernel.elbo(state, posterior, y, None) - kernel.log_evidence(state, scaled)
 
     values = [float(difference(scale)) for scale in (0.5, 1.0, 2.0)]

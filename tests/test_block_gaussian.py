@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 from problems import double, problem
 
-from fewshot.models.block_gaussian import JointMarginals, covariance_root
-from fewshot.models.dense_sites import DENSE_LIMIT, BlockSites, positive_part, semidefinite_cholesky
 from fewshot.models.expectations import GaussHermite, MonteCarlo, expect
-from fewshot.models.gaussian import GaussianPrior, Marginals, Sites, condition, draw, log_normaliser, prior_root
-from fewshot.models.simplex_sites import SimplexSites
-from fewshot.models.star_sites import StarSites
+from fewshot.models.gaussian import (
+    BlockSites,
+    GaussianPrior,
+    JointMarginals,
+    Marginals,
+    SimplexSites,
+    Sites,
+    StarSites,
+    prior_root,
+)
+from fewshot.models.gaussian.blocks import covariance_root
+from fewshot.models.gaussian.dense import DENSE_LIMIT, positive_part, semidefinite_cholesky
 
 CLASSES, POINTS, QUERIES = 3, 9, 5
 KINDS = ("diagonal", "block", "star", "simplex")
@@ -89,9 +96,9 @@ def brute(prior, sites, query):
 
 @jax.jit
 def algebra(prior, sites, query):
-    posterior = condition(prior, sites)
+    posterior = prior.given(sites)
     predicted = posterior.predict(query)
-    return posterior, predicted, log_normaliser(prior, sites), sites.deviation(prior)
+    return posterior, predicted, prior.log_normaliser(sites), sites.deviation(prior)
 
 
 @double
@@ -142,9 +149,9 @@ def test_gradients_agree_with_the_dense_route(kind):
     @jax.grad
     def slope(covariance, sites):
         prior = task.prior._replace(covariance=covariance)
-        posterior = condition(prior, sites)
+        posterior = prior.given(sites)
         predicted = posterior.predict(task.query)
-        values = posterior.mean.sum() + posterior.kl + log_normaliser(prior, sites) + predicted.mean.sum()
+        values = posterior.mean.sum() + posterior.kl + prior.log_normaliser(sites) + predicted.mean.sum()
         return values + jnp.sum(predicted.covariance_blocks() ** 2)
 
     def symmetric(matrix):
@@ -158,10 +165,10 @@ def test_gradients_agree_with_the_dense_route(kind):
 @jax.jit
 @functools.partial(jax.grad, argnums=(0, 1))
 def slopes(prior, sites):
-    return log_normaliser(prior, sites)
+    return prior.log_normaliser(sites)
 
 
-posterior_of = jax.jit(condition)
+posterior_of = jax.jit(GaussianPrior.given)
 
 
 def dense_star(sites):
@@ -178,7 +185,7 @@ def test_derivatives_of_log_z_in_closed_form(shared):
         factors = jnp.asarray([0.5, 1.0, 2.0])[:, None, None]
         prior = prior._replace(covariance=factors * prior.covariance)
     found = slopes(prior, sites)
-    expected = jax.jit(jax.grad(lambda *task: log_normaliser(task[0], dense_star(task[1])), argnums=(0, 1)))(
+    expected = jax.jit(jax.grad(lambda *task: task[0].log_normaliser(dense_star(task[1])), argnums=(0, 1)))(
         prior, sites
     )
     symmetric = [(one.covariance + jnp.swapaxes(one.covariance, -1, -2)) for one in (found[0], expected[0])]
@@ -192,7 +199,7 @@ def test_derivatives_of_log_z_in_closed_form(shared):
     others &= np.asarray(sites.rays) > 0  # the dense route has no derivative at L = 0
     np.testing.assert_allclose(found[1].rays[others], expected[1].rays[others], atol=1e-9)
     move = lambda step: prior._replace(covariance=prior.covariance * (1 + step), mean=prior.mean * (1 - step))  # noqa: E731
-    up, down = (log_normaliser(move(step), sites) for step in (1e-4, -1e-4))
+    up, down = (move(step).log_normaliser(sites) for step in (1e-4, -1e-4))
     along = jnp.sum(found[0].covariance * prior.covariance) - jnp.sum(found[0].mean * prior.mean)
     np.testing.assert_allclose(along, (up - down) / 2e-4, rtol=1e-6)
 
@@ -263,10 +270,8 @@ def test_masked_points_and_classes_say_nothing(kind):
 def test_draws_have_the_moments_of_the_posterior(kind):
     task, count = problem(5, scale=3.0), 20_000
     sites = some_sites(kind, task.y)
-    root = prior_root(task.prior).factor
-    draws = jax.jit(jax.vmap(lambda key: draw(key, task.prior, sites, root)))(
-        jax.random.split(jax.random.key(0), count)
-    )
+    prior = task.prior._replace(root=prior_root(task.prior).factor)
+    draws = jax.jit(jax.vmap(lambda key: prior.draw(key, sites)))(jax.random.split(jax.random.key(0), count))
     posterior, *_ = algebra(task.prior, sites, task.query)
     centred = np.asarray(draws - posterior.mean)
     assert (np.abs(centred.mean(0)) < 5 * centred.std(0) / np.sqrt(count)).all()
@@ -312,7 +317,7 @@ def test_a_class_of_probability_zero_has_no_gradient_and_leaves_the_others_their
     @jax.value_and_grad
     def log_z(f):
         p = jax.nn.softmax(jnp.where(real[:, None], f, -jnp.inf), axis=0)
-        return log_normaliser(task.prior, SimplexSites(jnp.zeros_like(f), p, jnp.ones_like(f)))
+        return task.prior.log_normaliser(SimplexSites(jnp.zeros_like(f), p, jnp.ones_like(f)))
 
     _, slope = log_z(f)
     change = (log_z(f + 1e-5 * direction)[0] - log_z(f - 1e-5 * direction)[0]) / 2e-5
@@ -370,4 +375,4 @@ def test_dense_sites_beyond_the_limit_are_refused():
     prior = GaussianPrior(jnp.zeros((CLASSES, points)), jnp.zeros((points, points)))
     sites = BlockSites(prior.mean, jnp.zeros((points, CLASSES, CLASSES)))
     with pytest.raises(ValueError, match="4,000"):
-        jax.eval_shape(condition, prior, sites)
+        jax.eval_shape(GaussianPrior.given, prior, sites)

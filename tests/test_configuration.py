@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from fewshot import inference, models
-from fewshot.inference.inner.base import usable_kernels
+from fewshot.inference.inner.base import usable_inferences
 from fewshot.models import LIKELIHOODS
 from fewshot.models.expectations import Exact, MonteCarlo
 from fewshot.runners.cli.flags import dataset_name, parse
@@ -45,10 +45,10 @@ def test_every_pair_has_defaults_or_is_refused_with_the_reason(likelihood, algor
     try:
         build_run(replace(config, query=1), (4, 4, 1))
     except ConfigError as error:
-        assert algorithm not in usable_kernels(LIKELIHOODS[likelihood]())
+        assert algorithm not in usable_inferences(LIKELIHOODS[likelihood]())
         assert algorithm in str(error)  # the run-time type checker may speak first
     else:
-        assert config.inference in usable_kernels(LIKELIHOODS[likelihood]())
+        assert config.inference in usable_inferences(LIKELIHOODS[likelihood]())
 
 
 def test_explicit_auto_is_the_default():

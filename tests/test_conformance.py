@@ -8,7 +8,7 @@ import pytest
 from fewshot.inference import INFERENCE
 from fewshot.inference.conformance import ConformanceError, check_inference, check_likelihood
 from fewshot.inference.inner import cvi
-from fewshot.inference.inner.base import usable_kernels
+from fewshot.inference.inner.base import usable_inferences
 from fewshot.models import LIKELIHOODS
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 
@@ -18,7 +18,7 @@ from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEa
 def test_registered_likelihoods_pass(name):
     names = check_likelihood(LIKELIHOODS[name]())
     assert {"predicts", "expects", "ignores masked classes", "knows no order"} <= set(names)
-    assert ("augments" in names) == ("cavi" in usable_kernels(LIKELIHOODS[name]()))
+    assert ("augments" in names) == ("cavi" in usable_inferences(LIKELIHOODS[name]()))
 
 
 SLOW_KERNELS = [("cvi", Softmax), ("laplace", Softmax), ("cavi", OneVsEach), ("gibbs", OneVsEach)]

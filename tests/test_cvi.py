@@ -1,7 +1,5 @@
 """The curvature of CVI's target: expected instead of differentiated, and along the common shift of block sites."""
 
-from types import SimpleNamespace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,11 +8,17 @@ from problems import FixedPoints, double, problem
 
 from fewshot.inference.inner import Code, Mask, cvi, fit
 from fewshot.inference.inner.cavi import _residual as cavi_residual
-from fewshot.inference.inner.cvi import _add, _inner, _residual, _secant_length
-from fewshot.models.block_gaussian import BlockPosterior
-from fewshot.models.dense_sites import BlockSites
+from fewshot.inference.inner.cvi import Curvature, _residual, _secant_length
 from fewshot.models.expectations import GaussHermite, MonteCarlo, expect
-from fewshot.models.gaussian import GaussianPrior, Marginals, Sites
+from fewshot.models.gaussian import (
+    BlockPosterior,
+    BlockSites,
+    DiagonalPosterior,
+    GaussianPrior,
+    JointMarginals,
+    Marginals,
+    Sites,
+)
 from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach, Softmax
 
 CLASSES = 3
@@ -30,7 +34,7 @@ def first_target(task, points, **settings):
 def test_the_expected_curvature_is_that_of_the_likelihood_over_the_same_nodes():
     task = problem(0, classes=CLASSES, points=4)
     points = MonteCarlo(32).points(jax.random.key(0), CLASSES, jnp.float64)
-    diagonal = first_target(task, points, curvature="expected")
+    diagonal = first_target(task, points, curvature=Curvature.EXPECTED)
     spread = np.sqrt(np.diagonal(task.prior.covariance))
     p = np.asarray(jax.nn.softmax(task.prior.mean + spread * np.asarray(points.nodes)[:, :, None], axis=1))
     np.testing.assert_allclose(diagonal.precision, (p - p**2).mean(0), rtol=1e-12)
@@ -39,10 +43,10 @@ def test_the_expected_curvature_is_that_of_the_likelihood_over_the_same_nodes():
     )
     many = GaussHermite(40).points(jax.random.key(0), CLASSES, jnp.float64)
     small = problem(0, classes=CLASSES, points=4, scale=1.0)
-    for covariance in ("diagonal", "block"):  # over all of f the two are the same (Price)
+    for kind in (Sites, BlockSites):  # over all of f the two are the same (Price)
         found = [
-            first_target(small, many, covariance=covariance, curvature=curvature).precision
-            for curvature in ("expected", "gradient")
+            first_target(small, many, sites=kind, curvature=curvature).precision
+            for curvature in (Curvature.EXPECTED, Curvature.GRADIENT)
         ]
         np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
@@ -60,14 +64,14 @@ def test_the_inner_product_of_sites_is_the_covariance_of_their_logarithms():
     coupled = BlockPosterior(jnp.zeros((classes, points)), sigma, None, None, None)
     alone = Marginals(coupled.mean, coupled.variance)
     pairs = [[BlockSites(shifts[i], blocks[i]) for i in (0, 1)], [Sites(shifts[i], weights[i]) for i in (0, 1)]]
-    for posterior, q, made in zip((coupled, alone), (coupled.marginals, alone), pairs, strict=True):
+    for q, made in zip((coupled.marginals, alone), pairs, strict=True):
 
         def logs(u, made=made):
             return jnp.stack([jnp.sum(one.shift * u - 0.5 * u * one.times(u), axis=0) for one in made])
 
         mean = expect(logs, q, rule)
         covariance = expect(lambda u, logs=logs, mean=mean: jnp.prod(logs(u) - mean, axis=0), q, rule)
-        np.testing.assert_allclose(_inner(posterior, *made), jnp.sum(covariance), rtol=1e-10)
+        np.testing.assert_allclose(made[0].inner(made[1], q), jnp.sum(covariance), rtol=1e-10)
 
 
 def test_the_length_of_a_step_is_the_secant_within_its_limits():
@@ -75,16 +79,18 @@ def test_the_length_of_a_step_is_the_secant_within_its_limits():
     one = jnp.ones((2, 3))
     d, q = Sites(one, one), Marginals(one, one)
 
-    def length(rho, share, limit=8.0):
-        return float(_secant_length(jnp.asarray(rho), d, jax.tree.map(lambda leaf: share * leaf, d), q, limit))
+    def length(rho, share, d=d, q=q):
+        return float(_secant_length(jnp.asarray(rho), d, jax.tree.map(lambda leaf: share * leaf, d), q))
 
     shares = {2.0: 0.25, 0.5: 1.0, 0.25: 1.5, -1.0: 1.5, 1e4: 0.02}
     for share, expected in shares.items():
         assert length(0.5, share) == pytest.approx(expected)
-    assert length(4.0, 0.1) == 8.0 and length(0.5, 0.1, limit=1.0) == 1.0
+    blocks = jnp.broadcast_to(jnp.eye(2), (3, 2, 2))
+    coupled = BlockSites(one, blocks), JointMarginals(one, blocks)
+    assert length(4.0, 0.1) == 8.0 and length(0.5, 0.1, *coupled) == 1.0
     nothing = Sites(0 * one, 0 * one)
-    assert _secant_length(jnp.asarray(0.5), nothing, nothing, q, 8.0) == 1.0
-    beyond = _add(d, jnp.asarray(2.0), jax.tree.map(jnp.negative, d))  # a precision never becomes negative
+    assert _secant_length(jnp.asarray(0.5), nothing, nothing, q) == 1.0
+    beyond = d.moved(jnp.asarray(2.0), jax.tree.map(jnp.negative, d))  # a precision never becomes negative
     assert (beyond.shift == -1).all() and (beyond.precision == 0).all()
 
 
@@ -97,7 +103,7 @@ def test_the_residual_sees_both_halves_of_the_fixed_point():
     moved = zero.at[0, 1].set(0.3)  # where the slope is 0
 
     def of_cvi(alpha, precision):
-        posterior = SimpleNamespace(alpha=alpha, variance=variance)
+        posterior = DiagonalPosterior(zero, variance, alpha, None, None, None)
         return _residual(posterior, Sites(zero, precision), slope, Sites(zero, zero))
 
     for of_diagonal in (
@@ -117,7 +123,7 @@ def test_the_residual_sees_both_halves_of_the_fixed_point():
 
 def check_nothing_is_clipped(likelihood, classes, points, scales, steps=12, last=12, **settings):
     """In the last steps W^ is positive semi-definite, and it is 0 along the common shift, over few nodes."""
-    kernel = cvi(likelihood, covariance="block", **settings)
+    kernel = cvi(likelihood, sites=BlockSites, **settings)
     run = jax.jit(lambda prior, y: fit(jax.random.key(1), kernel, prior, y, steps=steps))
     for seed, scale in enumerate(scales):
         task = problem(seed, classes=classes, points=points, scale=scale, mean=False)
@@ -133,11 +139,11 @@ def test_nothing_is_clipped_along_the_common_shift_of_block_sites():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("likelihood", [Softmax(), OneVsEach()], ids=["softmax", "one-vs-each"])
-@pytest.mark.parametrize("curvature", ["gradient", "expected"])
+@pytest.mark.parametrize("curvature", list(Curvature))
 def test_nothing_is_clipped_along_the_common_shift_of_block_sites_on_more_tasks(likelihood, curvature):
     """At scale 100 the gradient's first steps clip along other directions: nodes far apart sample log p badly there."""
     check_nothing_is_clipped(likelihood, 5, 25, (1.0, 3.0, 10.0, 30.0, 10.0), curvature=curvature)
-    last = {"steps": 40, "last": 10} if curvature == "gradient" else {}
+    last = {"steps": 40, "last": 10} if curvature is Curvature.GRADIENT else {}
     check_nothing_is_clipped(likelihood, 5, 25, (100.0,), curvature=curvature, **last)
 
 
@@ -155,7 +161,7 @@ def test_block_sites_of_a_padded_and_masked_task_are_those_of_the_unpadded_one(l
         (task.prior, task.y, nodes._replace(nodes=nodes.nodes[:, :CLASSES]), None),
         (GaussianPrior(mean, covariance), jnp.append(task.y, CLASSES), nodes, mask),
     ):
-        kernel = cvi(likelihood, covariance="block", expectation=FixedPoints(points))
+        kernel = cvi(likelihood, sites=BlockSites, expectation=FixedPoints(points))
         state, info = fit(jax.random.key(0), kernel, prior, y, masked, steps=6)
         found.append((state.sites.shift[:CLASSES, :5], state.sites.precision[:5, :CLASSES, :CLASSES], info.elbo))
     for left, right in zip(*found, strict=True):
@@ -181,7 +187,7 @@ def test_the_expected_curvature_leaves_the_sampled_bound_below_its_best():
 @double
 def test_no_step_of_block_sites_is_longer_than_the_full_one():
     """The secant rule asks for more here; beyond 1 a site is no mean of two semi-definite ones."""
-    task, kernel = problem(0, points=5, scale=1000.0), cvi(Softmax(), covariance="block")
+    task, kernel = problem(0, points=5, scale=1000.0), cvi(Softmax(), sites=BlockSites)
     step = jax.jit(lambda key, state: kernel.step(key, state, task.prior, task.y, None)[0])
     state, lengths = kernel.init(jax.random.key(0), task.prior, task.y), []
     for key in jax.random.split(jax.random.key(1), 30):

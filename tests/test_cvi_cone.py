@@ -13,7 +13,7 @@ from test_cvi_grid import task
 from fewshot.inference.inner import Code, cvi, fit, fit_to_tolerance
 from fewshot.inference.inner.cone import nearest_precisions, project_onto_cone, squared_correlations
 from fewshot.models import KERNELS, LogisticSoftmax, Softmax
-from fewshot.models.gaussian import GaussianPrior, Sites, condition, covariance
+from fewshot.models.gaussian import GaussianPrior, Sites
 
 TOLERANCE = 1e-5
 LOGISTIC = LogisticSoftmax()
@@ -84,16 +84,16 @@ def test_precisions_are_as_wanted_where_none_is_negative_and_masked_ones_take_no
 def test_the_metric_is_that_of_the_posterior_covariance():
     one = problem(0, points=5)
     sites = Sites(one.prior.mean, jnp.abs(one.prior.mean))
-    v = np.asarray(covariance(one.prior, sites))
+    v = np.asarray(one.prior.given(sites).covariance(one.prior))
     expected = v**2 / (np.diagonal(v, axis1=1, axis2=2)[:, :, None] * np.diagonal(v, axis1=1, axis2=2)[:, None])
-    np.testing.assert_allclose(squared_correlations(one.prior, condition(one.prior, sites)), expected, rtol=1e-9)
+    np.testing.assert_allclose(squared_correlations(one.prior, one.prior.given(sites)), expected, rtol=1e-9)
 
 
 def slope_towards(target, sites, prior, y, points):
     """Derivative of the bound along the way from sites to their target."""
 
     def bound(sites):
-        q = condition(prior, sites)
+        q = prior.given(sites)
         return jnp.sum(LOGISTIC.expected_log_prob(y, q.marginals, points)) - q.kl
 
     return jax.jvp(bound, (sites,), (jax.tree.map(jnp.subtract, target, sites),))[1]
@@ -113,7 +113,7 @@ def test_every_target_is_uphill_where_setting_precisions_to_0_one_by_one_is_not(
             return slope_towards(state.target, state.sites, one.prior, one.y, state.points)
 
         def down(sites, _):
-            q = condition(one.prior, sites)
+            q = one.prior.given(sites)
 
             def data(marginals):
                 return jnp.sum(LOGISTIC.expected_log_prob(one.y, marginals, state.points))
@@ -148,7 +148,7 @@ def test_no_sites_with_non_negative_precisions_are_better_than_those_it_settles_
     @jax.jit
     @jax.value_and_grad
     def bound(flat):
-        q = condition(one.prior, Sites(*flat.reshape(2, *shape)))
+        q = one.prior.given(Sites(*flat.reshape(2, *shape)))
         return jnp.sum(LOGISTIC.expected_log_prob(one.y, q.marginals, state.points)) - q.kl
 
     def negative(flat):

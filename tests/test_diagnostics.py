@@ -16,7 +16,6 @@ from fewshot.inference import diagnostics
 from fewshot.inference.diagnostics import (
     LeaveOneOut,
     doubt_about_laplace,
-    draw_latents,
     label_loo,
     log_ratios,
     objection_to_ranking,
@@ -32,7 +31,7 @@ from fewshot.inference.inner import cavi, cvi, exact, fit, gibbs, gradient, lapl
 from fewshot.inference.mcmc import EllipticalSliceKernel
 from fewshot.inference.posterior_draws import about_queries
 from fewshot.inference.predictive import predict
-from fewshot.models.gaussian import Sites, condition, covariance, draw, log_normaliser, prior_root
+from fewshot.models.gaussian import Sites, prior_root
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from fewshot.models.likelihoods.base import log_densities
 from fewshot.runners import diagnose
@@ -64,7 +63,7 @@ def fitted(name, task, steps=30):
 def test_draws_have_the_moments_of_their_posterior(name):
     task = problem(0, points=5)
     kernel, _, state, q = fitted(name, task)
-    f = np.asarray(draw_latents(jax.random.key(1), q, task.prior, 4000))
+    f = np.asarray(q.draws(jax.random.key(1), task.prior, 4000))
     assert f.shape == (1, 4000, 3, 5)
     centred = f[0] - q.mean
     errors = np.sqrt(q.variance / 4000)
@@ -73,7 +72,7 @@ def test_draws_have_the_moments_of_their_posterior(name):
     between_points = np.einsum("dcn,dcm->cnm", centred, centred) / 4000
     scale = np.sqrt(np.einsum("cn,cm->cnm", q.variance, q.variance) * 2 / 4000)
     if name == "exact":
-        expected = covariance(task.prior, kernel.sites(state))
+        expected = task.prior.given(kernel.sites(state)).covariance(task.prior)
         assert (np.abs(between_points - expected) < 5 * scale).all()
     if name == "cavi":  # the classes of a point are coupled
         between_classes = np.einsum("dcn,den->nce", centred, centred) / 4000
@@ -90,9 +89,9 @@ def test_joint_draws_are_those_of_the_sites_of_a_posterior():
 
     @jax.jit
     def both(key):
-        posterior, keys = condition(task.prior, sites), jax.random.split(key, 2)
-        expected = jax.vmap(lambda one: draw(one, task.prior, sites, root))(keys)
-        return draw_latents(key, posterior, task.prior, 2)[0], expected
+        posterior, keys = task.prior.given(sites), jax.random.split(key, 2)
+        expected = jax.vmap(lambda one: task.prior._replace(root=root).draw(one, sites))(keys)
+        return posterior.draws(key, task.prior, 2)[0], expected
 
     np.testing.assert_allclose(*both(jax.random.key(1)), rtol=1e-8)
 
@@ -118,7 +117,7 @@ def test_a_mixture_is_drawn_chain_by_chain():
     task = problem(0, points=5)
     kernel = gibbs(OneVsEach(), chains=4)
     state, _ = jax.jit(lambda key: fit(key, kernel, task.prior, task.y, steps=2))(jax.random.key(0))
-    f = draw_latents(jax.random.key(1), kernel.posterior(state, task.prior), task.prior, 400)
+    f = kernel.posterior(state, task.prior).draws(jax.random.key(1), task.prior, 400)
     assert f.shape == (4, 100, 3, 5)
     with pytest.raises(TypeError, match="it has no variational posterior"):
         pareto_k(jax.random.key(0), kernel, state, task.prior, OneVsEach(), task.y)
@@ -191,7 +190,7 @@ def test_ratios_of_every_posterior_find_the_same_evidence():
         if name == "gradient":
             constant = np.log(np.abs(np.diagonal(state.factor, axis1=1, axis2=2))).sum()
         else:
-            constant = log_normaliser(task.prior, kernel.sites(state))
+            constant = task.prior.log_normaliser(kernel.sites(state))
         weights = np.exp(ratios - ratios.max())
         evidence[name] = float(constant + logsumexp(ratios) - np.log(4000))
         error = weights.std() / weights.mean() / np.sqrt(4000)
@@ -205,7 +204,7 @@ def test_k_hat_tells_a_good_posterior_from_a_narrow_one():
     arguments = (task.prior, likelihood, task.y)
     assert pareto_k(jax.random.key(0), kernel, state, *arguments) < 0.7
     precision = 20 * (state.sites.precision + 0.1)
-    mean = condition(task.prior, state.sites).mean
+    mean = task.prior.given(state.sites).mean
     narrow = state._replace(sites=state.sites._replace(precision=precision, shift=precision * mean))
     assert pareto_k(jax.random.key(0), kernel, narrow, *arguments) > 1.0
 
@@ -223,7 +222,7 @@ def test_loo_of_label_regression_is_the_closed_form():
     """Its density, and that normalised over the labels (R5)."""
     task = problem(0, points=8, scale=1.0)
     likelihood = LabelRegression(noise=1.0)
-    q = condition(task.prior, exact(likelihood).init(jax.random.key(0), task.prior, task.y, None).sites)
+    q = task.prior.given(exact(likelihood).init(jax.random.key(0), task.prior, task.y, None).sites)
     data = to_arviz(jax.random.key(1), q, likelihood, task.prior, task.y, draws=4000)
     found, of_labels = psis_loo(data), label_loo(data, likelihood)
     coded = np.asarray(likelihood.observed(task.y, 3), np.float64)
@@ -321,7 +320,7 @@ def test_samples_without_latents_are_refused():
     with pytest.raises(ValueError, match="expected samples of f, got u"):
         to_arviz(jax.random.key(0), Finished(), Softmax(), task.prior, task.y)
     with pytest.raises(TypeError, match="expected a posterior or an MCMC object that has run, got Marginals"):
-        to_arviz(jax.random.key(0), condition(task.prior, fitted("cvi", task)[2].sites).marginals, Softmax(), *task[:2])
+        to_arviz(jax.random.key(0), task.prior.given(fitted("cvi", task)[2].sites).marginals, Softmax(), *task[:2])
 
 
 def test_the_runner_writes_data_tables_and_plots(tiny_run, tiny_data, tmp_path, capfd):

@@ -14,7 +14,7 @@ from problems import FixedPoints, double, problem
 
 from fewshot.inference.inner import cvi
 from fewshot.models.expectations import GaussHermite
-from fewshot.models.gaussian import Marginals, Sites, condition, covariance
+from fewshot.models.gaussian import Marginals, Sites
 from fewshot.models.likelihoods import LabelRegression, Softmax
 
 CLASSES, POINTS = 3, 4
@@ -226,9 +226,9 @@ def test_sites_and_full_gaussians_describe_the_same_posterior():
     def both():
         task, sites, points = setting()
         dense = moments_of_natural(natural_of(task.prior, sites))
-        posterior = condition(task.prior, sites)
+        posterior = task.prior.given(sites)
         data = jnp.sum(Softmax().expected_log_prob(task.y, posterior.marginals, points))
-        with_sites = posterior.mean, covariance(task.prior, sites), data - posterior.kl
+        with_sites = posterior.mean, task.prior.given(sites).covariance(task.prior), data - posterior.kl
         return with_sites, (*dense, bound(task, points, dense))
 
     for value, reference in zip(*both(), strict=True):

@@ -13,7 +13,7 @@ from fewshot.inference.evidence import _annealed_log_weight, annealed_evidence, 
 from fewshot.inference.inner import cvi, fit
 from fewshot.models import LIKELIHOODS
 from fewshot.models.expectations import GaussHermite
-from fewshot.models.gaussian import Sites, condition
+from fewshot.models.gaussian import BlockSites, Sites
 from fewshot.models.likelihoods import LabelRegression
 
 KEY = jax.random.key(0)
@@ -157,9 +157,9 @@ def test_no_bound_exceeds_the_evidence_on_more_tasks(inference, likelihood):
 def test_block_sites_are_below_the_evidence_and_above_diagonal_ones(likelihood):
     model, nodes = LIKELIHOODS[likelihood](), GaussHermite(16).points(KEY, CLASSES, jnp.float64)
 
-    @functools.partial(jax.jit, static_argnames="covariance")
-    def value(prior, y, covariance):
-        kernel = cvi(model, covariance=covariance, expectation=GaussHermite(8))
+    @functools.partial(jax.jit, static_argnames="sites")
+    def value(prior, y, sites):
+        kernel = cvi(model, sites=sites, expectation=GaussHermite(8))
         state, _ = fit(KEY, kernel, prior, y, steps=60)
         q = kernel.posterior(state, prior)
         return jnp.sum(model.expected_log_prob(y, q.marginals, nodes)) - q.kl
@@ -167,7 +167,7 @@ def test_block_sites_are_below_the_evidence_and_above_diagonal_ones(likelihood):
     for seed in range(6):
         task = problem(seed, kernel="linear", scale=(1.0, 10.0)[seed % 2])
         evidence, error = evidence_of(likelihood, task, **LONG)
-        diagonal, block = (value(task.prior, task.y, covariance) for covariance in ("diagonal", "block"))
+        diagonal, block = (value(task.prior, task.y, sites) for sites in (Sites, BlockSites))
         print(f"{likelihood}: log p(y) {evidence:.3f} +- {error:.3f}, block {block:.3f}, diagonal {diagonal:.3f}")
         assert diagonal < block + 1e-6 and block < evidence + 4 * error
 
@@ -175,7 +175,7 @@ def test_block_sites_are_below_the_evidence_and_above_diagonal_ones(likelihood):
 @double
 def test_the_bound_of_an_exact_posterior_is_the_evidence():
     task, likelihood = problem(0, points=4), LabelRegression(noise=0.5)
-    q = condition(task.prior, Sites(*likelihood.gaussian_sites(task.y, CLASSES)))
+    q = task.prior.given(Sites(*likelihood.gaussian_sites(task.y, CLASSES)))
     found = jax.jit(lambda: bound(KEY, likelihood, q, task.y, draws=32))()
     np.testing.assert_allclose(found.value, exact_evidence(task, likelihood), rtol=1e-9)
 

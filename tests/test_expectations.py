@@ -11,7 +11,6 @@ from scipy.integrate import quad
 from scipy.special import expit, log_ndtr, logsumexp, softmax
 from scipy.stats import norm
 
-from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.expectations import (
     FEW_POINTS,
     Exact,
@@ -21,7 +20,7 @@ from fewshot.models.expectations import (
     expect,
     expected_log_sum_exp,
 )
-from fewshot.models.gaussian import Marginals
+from fewshot.models.gaussian import JointMarginals, Marginals
 
 exact_mean = jax.jit(expected_log_sum_exp)
 # Observed: 1e-6, 3e-7, 6e-6.

@@ -11,17 +11,7 @@ from problems import double, hyper_of, relu_features
 from scipy.stats import multivariate_normal
 
 from fewshot.models import KERNELS
-from fewshot.models.gaussian import (
-    GaussianPrior,
-    Query,
-    Sites,
-    condition,
-    covariance,
-    log_normaliser,
-    prior_marginals,
-    prior_root,
-    zero_sites,
-)
+from fewshot.models.gaussian import GaussianPrior, Query, Sites, prior_root
 from fewshot.models.process import LatentProcess
 
 CLASSES, POINTS, QUERIES = 3, 7, 4
@@ -30,8 +20,8 @@ CLASSES, POINTS, QUERIES = 3, 7, 4
 @jax.jit
 def algebra(prior, sites, query):
     """All results of the module for one problem, compiled once for each shape and precision."""
-    posterior = condition(prior, sites)
-    return posterior, posterior.predict(query), covariance(prior, sites), log_normaliser(prior, sites)
+    posterior = prior.given(sites)
+    return posterior, posterior.predict(query), prior.given(sites).covariance(prior), prior.log_normaliser(sites)
 
 
 def random_problem(seed, shared=True, silent=True, dtype=np.float64):
@@ -173,9 +163,9 @@ def test_bound_equals_evidence_plus_likelihood_less_sites(shared):
 @double
 def test_zero_sites_give_back_the_prior():
     prior, _, query = random_problem(5)
-    posterior, predicted, _, log_z = algebra(prior, zero_sites(prior), query)
+    posterior, predicted, _, log_z = algebra(prior, Sites.zero(prior), query)
     np.testing.assert_array_equal(posterior.mean, prior.mean)
-    np.testing.assert_allclose(posterior.variance, prior_marginals(prior).variance)
+    np.testing.assert_allclose(posterior.variance, prior.marginals().variance)
     assert posterior.kl == 0 and log_z == 0
     np.testing.assert_array_equal(predicted.mean, query.mean)
     np.testing.assert_allclose(predicted.variance, np.broadcast_to(query.variance, predicted.variance.shape))
@@ -211,10 +201,10 @@ def test_masked_points_change_nothing():
 def test_derivatives_at_zero_precision_are_finite_and_right():
     """(G1) takes a square root of W: a point that says nothing must not turn that into an infinite slope."""
     prior, sites, _ = jax.tree.map(jnp.asarray, random_problem(8))
-    slope = jax.jit(jax.grad(log_normaliser, argnums=1))(prior, zero_sites(prior))
+    slope = jax.jit(jax.grad(GaussianPrior.log_normaliser, argnums=1))(prior, Sites.zero(prior))
     np.testing.assert_allclose(slope.shift, prior.mean, rtol=1e-12)
     assert np.isfinite(slope.precision).all()
-    by_gram = jax.jit(jax.grad(lambda inner, factors: condition(inner, factors).kl))(prior, sites).covariance
+    by_gram = jax.jit(jax.grad(lambda inner, factors: inner.given(factors).kl))(prior, sites).covariance
     assert np.isfinite(by_gram).all()
     np.testing.assert_array_equal(by_gram[2], 0.0)  # the point whose site says nothing
 
@@ -293,7 +283,7 @@ def precise_problem(scale, precision, dtype=np.float32):
 def precise_results(problem):
     prior, sites, _ = problem
     results = named_results(problem)
-    slope = jax.jit(jax.grad(log_normaliser))(prior, sites)
+    slope = jax.jit(jax.grad(GaussianPrior.log_normaliser))(prior, sites)
     results |= {"deviation": jax.jit(Sites.deviation)(sites, prior), "slope in K": slope.covariance}
     return jax.device_get({name: results[name] for name in PRECISE} | {"slope in mean": slope.mean})
 
@@ -320,7 +310,7 @@ def test_derivatives_of_the_evidence_equal_differences(shared):
     @jax.jit
     def evidence(covariance, mean, shift, log_factor):
         symmetric = 0.5 * (covariance + jnp.swapaxes(covariance, -1, -2))
-        return log_normaliser(GaussianPrior(mean, symmetric), Sites(shift, precision * jnp.exp(log_factor)))
+        return GaussianPrior(mean, symmetric).log_normaliser(Sites(shift, precision * jnp.exp(log_factor)))
 
     point = prior.covariance, prior.mean, sites.shift, np.zeros_like(precision)
     check_grads(evidence, point, order=2, modes=("fwd", "rev"), rtol=1e-5)
@@ -444,7 +434,7 @@ def test_a_posterior_and_its_gradient_take_one_factorisation_and_one_triangular_
     query = Query(jnp.zeros((2, 3)), jnp.ones((3, 40)), jnp.ones(3))
 
     def value(covariance):
-        posterior = condition(prior._replace(covariance=covariance), sites)
+        posterior = prior._replace(covariance=covariance).given(sites)
         return posterior.kl + jnp.sum(posterior.variance) + jnp.sum(posterior.predict(query).variance)
 
     program = jax.jit(jax.grad(value)).lower(prior.covariance).compile().as_text()

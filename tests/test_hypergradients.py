@@ -17,7 +17,7 @@ from fewshot.inference.outer.hypergradients import implicit, sites
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner
 from fewshot.models import KERNELS
 from fewshot.models.expectations import Exact, MonteCarlo
-from fewshot.models.gaussian import Sites, condition
+from fewshot.models.gaussian import BlockSites, Sites
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from fewshot.models.process import LatentProcess
 
@@ -53,7 +53,7 @@ def exact_bound(factors, prior, y):
     """ELBO of the posterior with these sites, and its gradient in them."""
 
     def bound(inner):
-        posterior = condition(prior, inner)
+        posterior = prior.given(inner)
         return jnp.sum(Softmax().expected_log_prob(y, posterior.marginals)) - posterior.kl
 
     return jax.value_and_grad(bound)(factors)
@@ -201,7 +201,7 @@ def test_unrolling_is_exact_for_the_predictive_objective():
 # Cells that claim exactness besides softmax with cvi, their settings, and steps enough to settle to rounding.
 CLAIMS = {
     "laplace softmax": (Softmax(), laplace, {"expectation": MonteCarlo(64)}, 40),
-    "cvi block softmax": (Softmax(), cvi, {"expectation": MonteCarlo(64), "covariance": "block"}, 80),
+    "cvi block softmax": (Softmax(), cvi, {"expectation": MonteCarlo(64), "sites": BlockSites}, 80),
     "cavi logistic-softmax": (LogisticSoftmax(), cavi, {}, 250),
     "cavi one-vs-each": (OneVsEach(), cavi, {}, 250),
     "cvi logistic-softmax": (LogisticSoftmax(), cvi, {"expectation": MonteCarlo(64)}, 80),  # with precisions held at 0

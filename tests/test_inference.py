@@ -26,10 +26,9 @@ from cells import (
 )
 from problems import FixedPoints, double, problem
 
-from fewshot.inference.inner import Code, InferenceKernel, Info, Mask, cvi, exact, fit, fit_to_tolerance, gradient
+from fewshot.inference.inner import Code, Inference, Info, Mask, cvi, exact, fit, fit_to_tolerance, gradient
 from fewshot.models import LIKELIHOODS
-from fewshot.models.block_gaussian import JointMarginals
-from fewshot.models.gaussian import GaussianPrior, Marginals, Query
+from fewshot.models.gaussian import GaussianPrior, JointMarginals, Marginals, Query
 from fewshot.models.likelihoods import LabelRegression, Softmax
 
 
@@ -45,7 +44,7 @@ def assert_trees_close(left, right, **tolerance):
 @each_cell
 def test_fields_and_argument_names(inference, likelihood):
     kernel = kernel_for(inference, LIKELIHOODS[likelihood]())
-    assert isinstance(kernel, InferenceKernel) and kernel.traits.name == inference
+    assert isinstance(kernel, Inference) and kernel.traits.name == inference
     expected = {
         "init": ["key", "prior", "y", "mask"],
         "step": ["key", "state", "prior", "y", "mask"],
@@ -221,7 +220,7 @@ def padded(task, nodes, rng):
     y = np.concatenate([task.y, np.array([classes - 1, 0], np.int32)])
     mask = Mask(np.arange(count) < POINTS, np.arange(classes) < classes - 1)
     more_nodes = nodes._replace(nodes=np.concatenate([nodes.nodes, rng.normal(size=(len(nodes.nodes), 1))], axis=1))
-    query = Query(query_mean, query_root @ root.T, task.query.variance)
+    query = Query(query_mean, query_root @ root.T, task.query.variance, query_root)
     return jax.tree.map(jnp.asarray, (prior, y, query, more_nodes, mask))
 
 

@@ -18,6 +18,7 @@ from fewshot.models.expectations import GaussHermite, MonteCarlo, expect
 from fewshot.models.gaussian import Marginals
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.likelihoods.label_regression import Rule
 
 CLASSES, POINTS = 3, 6
 Y = np.array([0, 1, 2, 2, 1, 0], np.int32)
@@ -322,17 +323,17 @@ def test_the_published_rule_of_label_regression_is_chosen_by_name():
     """(R6) knows means alone and is normalised; the default is (R5)."""
     mean, variance = jnp.asarray(latents(3)[:, :4], jnp.float32), jnp.linspace(0.1, 2.0, CLASSES)[:, None] * jnp.ones(4)
     q, key = Marginals(mean, variance), jax.random.key(0)
-    published = LabelRegression(rule="sigmoid").predict(key, q)
+    published = LabelRegression(rule=Rule.SIGMOID).predict(key, q)
     scores = 1 / (1 + np.exp(-np.asarray(mean, np.float64)))
     np.testing.assert_allclose(published, (scores / scores.sum(0)).T, rtol=1e-5)
     assert not np.allclose(published, LabelRegression().predict(key, q))
     real = jnp.arange(CLASSES) < 2
-    masked = LabelRegression(rule="sigmoid").predict(key, q, real)
+    masked = LabelRegression(rule=Rule.SIGMOID).predict(key, q, real)
     np.testing.assert_allclose(masked[:, :2], (scores[:2] / scores[:2].sum(0)).T, rtol=1e-5)
     assert (masked[:, 2:] == 0).all()
-    learned = LabelRegression(rule="sigmoid").with_parameters({"log_noise": jnp.asarray(0.0)})
-    assert learned.rule == "sigmoid" and jax.tree.map(lambda leaf: leaf, learned).rule == "sigmoid"
-    with pytest.raises(ValueError, match="rule must be"):
+    learned = LabelRegression(rule=Rule.SIGMOID).with_parameters({"log_noise": jnp.asarray(0.0)})
+    assert learned.rule is Rule.SIGMOID and jax.tree.map(lambda leaf: leaf, learned).rule is Rule.SIGMOID
+    with pytest.raises(TypeError, match="Rule"):
         LabelRegression(rule="probit")
 
 

@@ -13,7 +13,7 @@ import pytest
 from problems import relu_features
 
 from fewshot.inference import HYPERGRADIENTS, INFERENCE, OBJECTIVES
-from fewshot.inference.inner.base import usable_kernels
+from fewshot.inference.inner.base import usable_inferences
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner, refusal
 from fewshot.models import KERNELS, LIKELIHOODS
 from fewshot.models.process import LatentProcess
@@ -24,7 +24,7 @@ SUPPORT, LABELS = 3, np.array([0, 1, 2, 0, 2, 1], np.int32)
 
 def pairs():
     for likelihood, make in LIKELIHOODS.items():
-        for inference in usable_kernels(make()):
+        for inference in usable_inferences(make()):
             yield likelihood, inference
 
 

@@ -11,7 +11,7 @@ from problems import double, problem
 from fewshot.inference.inner.base import Mask
 from fewshot.inference.mcmc import EllipticalSliceKernel, GibbsKernel, elliptical_slice, nuts
 from fewshot.models import LIKELIHOODS
-from fewshot.models.gaussian import Sites, condition
+from fewshot.models.gaussian import Sites
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 
 AUGMENTED = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
@@ -141,7 +141,7 @@ def test_a_slice_that_is_nowhere_leaves_the_chain_where_it_is():
 def test_references_reach_the_exact_posterior_of_label_regression(sampler, kernel):
     """Mean and variance of every latent within 5 standard errors; for `linear` K is singular."""
     task, likelihood = problem(0, points=6, kernel=kernel, features=3), LabelRegression(noise=0.5)
-    exact = condition(task.prior, sites_of(likelihood, task))
+    exact = task.prior.given(sites_of(likelihood, task))
     if sampler == "slice":
         mcmc = run(EllipticalSliceKernel(task.prior, likelihood, task.y), warmup=100, samples=3000, chains=4)
     else:

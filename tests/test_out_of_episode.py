@@ -24,9 +24,8 @@ from fewshot.inference.predictive import predict_marginals
 from fewshot.learners import GaussianProcess, NearestNeighbour
 from fewshot.models import KERNELS, LIKELIHOODS
 from fewshot.models.backbones import Identity
-from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.deep_kernel import DeepKernel
-from fewshot.models.gaussian import Marginals, Query
+from fewshot.models.gaussian import JointMarginals, Marginals, Query
 from fewshot.models.likelihoods import LabelRegression, Softmax
 from fewshot.tasks import make_dataset
 

@@ -7,7 +7,7 @@ import pytest
 from problems import double
 
 from fewshot.models import regression
-from fewshot.models.gaussian import GaussianPrior, Query, log_normaliser
+from fewshot.models.gaussian import GaussianPrior, Query
 from fewshot.models.kernels import RBF, Linear, Matern52
 
 NOISE, SCALE, LENGTH = 0.07, 1.7, 0.9
@@ -55,7 +55,7 @@ def test_the_evidence_is_that_of_the_sites_with_a_mean_and_unequal_noise():
     x, y, _ = map(jnp.asarray, data(1))
     noise = jnp.asarray(np.random.default_rng(2).uniform(0.05, 2.0, len(y)))
     prior = prior_of(RBF(), x, level=0.4)
-    total = log_normaliser(prior, regression.noise_sites(y, noise)) + regression.noise_scale(y, noise)
+    total = prior.log_normaliser(regression.noise_sites(y, noise)) + regression.noise_scale(y, noise)
     found = regression.regress(prior, y, noise).log_evidence
     covariance = np.asarray(prior.covariance) + np.diag(noise)
     residual = np.asarray(y) - 0.4

@@ -20,7 +20,7 @@ from fewshot.inference.inner.base import SAMPLER_STEPS, fit_pooled, settle
 from fewshot.inference.inner.gibbs import GibbsState
 from fewshot.inference.mcmc import GibbsKernel, nuts
 from fewshot.inference.predictive import predict
-from fewshot.models.gaussian import GaussianPrior, log_normaliser, with_root
+from fewshot.models.gaussian import GaussianPrior, with_root
 from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach
 from fewshot.models.likelihoods.logistic_softmax import LogisticSoftmaxLatents
 
@@ -458,7 +458,7 @@ def test_evidence_and_bound_of_a_sampler_are_means_over_its_chains():
         one, sites = (jax.tree.map(lambda leaf: leaf[0], tree) for tree in (q.components, kernel.sites(state)))
         bound = likelihood.augmented_bound(task.y, one.marginals, likelihood.aux_posterior(task.y, one.marginals))
         together = kernel.log_evidence(state, task.prior), kernel.elbo(state, q, task.y, None)
-        return jnp.stack(together), jnp.stack([log_normaliser(task.prior, sites), jnp.sum(bound) - one.kl])
+        return jnp.stack(together), jnp.stack([task.prior.log_normaliser(sites), jnp.sum(bound) - one.kl])
 
     alike = [values(jax.tree.map(lambda leaf, i=i: leaf[jnp.array([i, i])], drawn)) for i in (0, 1)]
     for together, one in alike:

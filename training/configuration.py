@@ -160,6 +160,8 @@ class RunConfig:
                 raise ConfigError(f"{where}: expected {expected} as {name}, got {plain(repr(value))[:60]}; train again")
         # Runs from before random changes of training images had none, and one prior for all likelihoods.
         settings = {"trainer.augment": "none", **stored["settings"]}
+        if "inference.covariance" in settings:  # its name until sites were objects
+            settings["inference.sites"] = settings.pop("inference.covariance")
         if stored["learner"] == GAUSSIAN_PROCESS:
             settings = {"kernel.prior_scale": 30.0, **settings}
         decided = {"chosen": tuple(stored["chosen"]), "settings": settings}

@@ -1,13 +1,12 @@
 """The outer loop of a configuration: its sampler and its optimiser."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from fewshot.inference.outer.devices import task_mesh
 from fewshot.inference.outer.svi import Trainer, make_trainer
@@ -79,16 +78,16 @@ def clipped(optimiser: optax.GradientTransformation, norm: float) -> optax.Gradi
     """
     clip = optax.clip_by_global_norm(norm)
 
-    def update(gradient: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+    def update(gradient: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         return optimiser.update(clip.update(gradient, optax.EmptyState())[0], state, params)
 
     return optax.GradientTransformation(optimiser.init, update)
 
 
-def _labels(params: Any) -> Any:
+def _labels(params: PyTree) -> PyTree:
     """The word kernel for the hyper-parameters of kernel and likelihood, network for all else."""
 
-    def label(path: tuple, leaf: Any) -> str:
+    def label(path: tuple, leaf: PyTree) -> str:
         del leaf
         names = {getattr(entry, "key", None) for entry in path}
         return "kernel" if names & {"hyper", "likelihood_parameters"} else "network"

@@ -1,5 +1,6 @@
 """`--set group.name=value`: which names exist is read off the constructors, so nothing is listed twice."""
 
+import enum
 import inspect
 import math
 import types
@@ -8,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fewshot.models.expectations import Exact, ExpectationRule, MonteCarlo
+from fewshot.models.gaussian import BlockSites, Sites
 
 LARGEST_LOG = 40.0  # of a hyper-parameter that is exponentiated: exp(2 x 40) is a number in float32
 LARGEST_SEED = 2**32 - 1  # JAX takes the lower 32 bits of a seed
@@ -33,6 +35,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "temperature_episodes": (-math.inf, 1_000_000),
     "test_episodes": (-math.inf, 1_000_000),
 }
+SITE_KINDS: dict[str, type] = {"diagonal": Sites, "block": BlockSites}
 HYPERPARAMETERS = ("log_scale", "log_lengthscale", "log_offset", "log_noise", "log_temperature")
 
 
@@ -44,8 +47,8 @@ class Override(NamedTuple):
     """One thing that `--set` can change: its name, the type it accepts and its default."""
 
     name: str
-    kind: Any
-    default: Any
+    kind: object
+    default: object
 
     @classmethod
     def of(cls, constructor: Callable) -> list["Override"]:
@@ -57,17 +60,32 @@ class Override(NamedTuple):
         return [override for override in candidates if override.accepted]
 
     @property
-    def accepted(self) -> set[Any]:
-        """The plain types accepted: bool, int, float, str, NoneType, ExpectationRule."""
+    def accepted(self) -> set[object]:
+        """The plain types accepted: bool, int, float, str, NoneType, ExpectationRule; those of `words`."""
+        plain = self._kinds & {bool, int, float, str, types.NoneType, ExpectationRule}
+        return plain | set(self.words)
+
+    @property
+    def words(self) -> dict[str, object]:
+        """The objects that a word stands for: members of an enumeration, kinds of sites."""
+        found: dict[str, object] = {}
+        for kind in self._kinds:
+            if isinstance(kind, enum.EnumType):
+                found |= {member.value: member for member in typing.cast(type[enum.Enum], kind)}
+        return found | {word: site for word, site in SITE_KINDS.items() if type[site] in self._kinds}
+
+    @property
+    def _kinds(self) -> set[object]:
         union = typing.get_origin(self.kind) in (typing.Union, types.UnionType)
-        kinds = set(typing.get_args(self.kind)) if union else {self.kind}
-        return kinds & {bool, int, float, str, types.NoneType, ExpectationRule}
+        return set(typing.get_args(self.kind)) if union else {self.kind}
 
     def convert(self, value: Any) -> Any:
         """The value in a type that the constructor accepts. Raises ConfigError."""
         accepted = self.accepted
         if type(value) in (int, float) and accepted & {int, float, ExpectationRule}:
             self._check_range(value)
+        if isinstance(value, str) and value in self.words:
+            return self.words[value]
         if type(value) in accepted:
             return value
         if float in accepted and type(value) is int:
@@ -76,7 +94,7 @@ class Override(NamedTuple):
             return "none"
         if ExpectationRule in accepted and (value == "exact" or type(value) is int):
             return Exact() if value == "exact" else self._monte_carlo(value)
-        raise ConfigError(f"{self.name}: expected {self._wanted()}, got {value!r} (default {self.default})")
+        raise ConfigError(f"{self.name}: expected {self._wanted()}, got {value!r} (default {self._default()})")
 
     def _check_range(self, value: float) -> None:
         least, largest = LIMITS.get(self.name, (-1e30, 1e30) if float in self.accepted else (-(2**31), 2**31 - 1))
@@ -84,7 +102,9 @@ class Override(NamedTuple):
             least, largest = -LARGEST_LOG, LARGEST_LOG
         if not (least <= value <= largest and -1e308 < value < 1e308):  # written so that nan is refused
             span = f"at most {largest:g}" if least == -math.inf else f"between {least:g} and {largest:g}"
-            raise ConfigError(f"{self.name}: expected a number {span}, got {str(value)[:40]} (default {self.default})")
+            raise ConfigError(
+                f"{self.name}: expected a number {span}, got {str(value)[:40]} (default {self._default()})"
+            )
 
     def _monte_carlo(self, draws: int) -> MonteCarlo:
         try:
@@ -101,7 +121,11 @@ class Override(NamedTuple):
             types.NoneType: "none",
             ExpectationRule: "exact or an even number of draws",
         }
-        return " or ".join(word for kind, word in words.items() if kind in self.accepted)
+        return " or ".join([*(word for kind, word in words.items() if kind in self.accepted), *self.words])
+
+    def _default(self) -> object:
+        """The default as a command line writes it."""
+        return next((word for word, value in self.words.items() if value is self.default), self.default)
 
 
 Targets = Mapping[str, list[Override]]

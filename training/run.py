@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxtyping import Array, Key
 
 from fewshot import inference, learners, models
 from fewshot.evaluation.text import plain
-from fewshot.inference.inner.base import InferenceKernel
+from fewshot.inference.inner.base import Inference
 from fewshot.learners import GaussianProcess, Learner
 from fewshot.models.backbones import Backbone
 from fewshot.models.deep_kernel import DeepKernel, starting_values
@@ -36,7 +36,9 @@ from fewshot.training.configuration import (
 from fewshot.training.data import check_own_classes, load_splits
 from fewshot.training.overrides import LARGEST_LOG, ConfigError, converted
 from fewshot.training.run_directory import RunDirectory, RunError
+from fewshot.training.weights import WeightTree
 
+Arguments: TypeAlias = dict[str, Any]  # of a constructor, by name
 EXPORT_AGAIN = "export it again by training with --resume"
 WORDS = {"f": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "true or false"}
 LARGEST_TEMPERATURE = 1e6
@@ -75,7 +77,7 @@ def build_run(config: RunConfig, image_shape: tuple[int, int, int], classes: int
         backbone = models.BACKBONES[config.backbone](image_shape, rngs=rngs, **arguments["backbone"])
         if config.learner == GAUSSIAN_PROCESS:
             return Run(config, _gaussian_process(config, backbone, rngs, arguments))
-        make: Any = learners.LEARNERS[config.learner]
+        make: Callable[..., Learner] = learners.LEARNERS[config.learner]
         # Asked of __init__: a class's own signature is hidden by Flax's metaclass.
         takes = inspect.signature(make.__init__).parameters
         sizes = {name: size for name, size in {"way": config.way, "classes": classes}.items() if name in takes}
@@ -85,7 +87,7 @@ def build_run(config: RunConfig, image_shape: tuple[int, int, int], classes: int
 
 
 def _gaussian_process(
-    config: RunConfig, backbone: Backbone, rngs: nnx.Rngs, arguments: Mapping[str, dict[str, Any]]
+    config: RunConfig, backbone: Backbone, rngs: nnx.Rngs, arguments: Mapping[str, Arguments]
 ) -> GaussianProcess:
     return GaussianProcess(
         _deep_kernel(config, backbone, rngs, dict(arguments["kernel"])),
@@ -98,12 +100,12 @@ def _gaussian_process(
 
 
 @functools.cache
-def _inference(name: str, arguments: tuple) -> Callable[[Likelihood], InferenceKernel]:
+def _inference(name: str, arguments: tuple) -> Callable[[Likelihood], Inference]:
     """One object for each set of arguments, so that programs compiled with it are found again."""
     return functools.partial(inference.INFERENCE[name], **dict(arguments))
 
 
-def _deep_kernel(config: RunConfig, backbone: Backbone, rngs: nnx.Rngs, kernel_arguments: dict[str, Any]) -> DeepKernel:
+def _deep_kernel(config: RunConfig, backbone: Backbone, rngs: nnx.Rngs, kernel_arguments: Arguments) -> DeepKernel:
     make_kernel = models.KERNELS[config.kernel]
     mean = prior_mean(config)
     named = starting_values(make_kernel(), mean).keys() & kernel_arguments.keys()
@@ -145,11 +147,11 @@ def load_run(run_dir: str | Path) -> Run:
     return with_weights(run, stored, directory.weights)
 
 
-def with_weights(run: Run, stored: dict[Any, Any], source: Path) -> Run:
+def with_weights(run: Run, stored: WeightTree, source: Path) -> Run:
     """The run at exported weights. Raises RunError if they are those of another configuration."""
     stored = _of_this_version(stored)
     graph, state = nnx.split(run.learner)
-    expected = {"learner": nnx.to_pure_dict(state), "temperature": np.ones(()), "step": np.zeros((), int)}
+    expected: WeightTree = {"learner": nnx.to_pure_dict(state), "temperature": np.ones(()), "step": np.zeros((), int)}
     wrong = _shapes(expected) ^ _shapes(stored)
     if wrong:
         raise RunError(f"{source} does not fit its config.json (at {min(wrong)[0]}); {EXPORT_AGAIN}")
@@ -158,7 +160,7 @@ def with_weights(run: Run, stored: dict[Any, Any], source: Path) -> Run:
     return replace(run, learner=nnx.merge(graph, state), temperature=float(stored["temperature"]))
 
 
-def _check_numbers(found: Mapping[Any, Any], expected: Mapping[Any, Any], source: Path) -> None:
+def _check_numbers(found: WeightTree, expected: WeightTree, source: Path) -> None:
     """Raises RunError for an array of another kind, or with a value that a run cannot have."""
     kinds = {name: np.asarray(leaf).dtype.kind for name, leaf in _named_leaves(expected)}
     for name, leaf in _named_leaves(found):
@@ -183,7 +185,7 @@ def _limits(name: str) -> tuple[float, float]:
     return (0.0, np.inf) if name == "step" or name.endswith(".variance") else (-np.inf, np.inf)
 
 
-def _of_this_version(stored: dict[Any, Any]) -> dict[Any, Any]:
+def _of_this_version(stored: WeightTree) -> WeightTree:
     """Weights of schema version 1, which had Gaussian processes alone, under the names of today."""
     if "deep_kernel" not in stored or "learner" in stored:
         return stored
@@ -194,16 +196,16 @@ def _of_this_version(stored: dict[Any, Any]) -> dict[Any, Any]:
     return {"learner": learner, **others}
 
 
-def _shapes(tree: Mapping[Any, Any]) -> set[tuple[str, tuple[int, ...]]]:
+def _shapes(tree: WeightTree) -> set[tuple[str, tuple[int, ...]]]:
     return {(name, np.shape(leaf)) for name, leaf in _named_leaves(tree)}
 
 
-def _named_leaves(tree: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _named_leaves(tree: WeightTree, prefix: str = "") -> list[tuple[str, np.ndarray]]:
     """Leaves by their dotted names, in no order: the keys of a file need not compare."""
-    named: list[tuple[str, Any]] = []
+    named: list[tuple[str, np.ndarray]] = []
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        named += _named_leaves(value, f"{name}.") if isinstance(value, Mapping) else [(name, value)]
+        named += _named_leaves(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
     return named
 
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import checkpoint, weights
+from fewshot.training.weights import WeightTree
 
 SCHEMA_VERSION = 2  # 1 had Gaussian processes alone; its folders are read
 READABLE = (1, SCHEMA_VERSION)
@@ -102,13 +103,13 @@ class RunDirectory:
         steps = checkpoint.steps(self.checkpoints)
         return (steps[-1], checkpoint.restore(self.checkpoints, steps[-1], example)) if steps else None
 
-    def save_weights(self, tree: Mapping[Any, Any]) -> None:
+    def save_weights(self, tree: WeightTree) -> None:
         """Export a nested dict of arrays, with the configuration."""
         if self.writes:
             with _told(self.weights):
                 weights.save(self.weights, tree, {"config": json.dumps(_with_version(self.config))})
 
-    def load_weights(self) -> dict[Any, Any]:
+    def load_weights(self) -> WeightTree:
         """The exported weights as a nested dict of NumPy arrays. Raises: RunError if missing or damaged."""
         if not self.weights.exists():
             raise RunError(f"no exported weights in {self.path}: expected {self.weights}; train it with --resume first")

@@ -1,7 +1,6 @@
 """The untrained learner that a trained one must beat."""
 
 from functools import partial
-from typing import Any
 
 import jax
 from flax import nnx
@@ -32,8 +31,13 @@ def with_statistics(run: Run, train: Dataset) -> Learner:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _record(
-    graph: Any, sizes: tuple[int, ...], parameters: Any, statistics: Any, key: Key[Array, ""], train: Dataset
-) -> Any:
+    graph: nnx.GraphDef,
+    sizes: tuple[int, ...],
+    parameters: nnx.State,
+    statistics: nnx.State,
+    key: Key[Array, ""],
+    train: Dataset,
+) -> nnx.State:
     task = tasks.sample_task(key, train, *sizes)
     learner = nnx.merge(graph, parameters, statistics)
     learner.observe(jax.tree.map(lambda leaf: leaf[None], task))

@@ -5,17 +5,19 @@ Integer keys, which Flax gives to the members of a list, are stored as their dig
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from jaxtyping import PyTree
 
 from fewshot.tasks.replacing import replace_bytes
 
+WeightTree: TypeAlias = dict[int | str, PyTree]  # nested: names and numbers of members, down to arrays
 DTYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64")
 DEEPEST, LONGEST_NAME = 20, 200
 
 
-def save(path: Path, tree: Mapping[Any, Any], metadata: Mapping[str, str]) -> None:
+def save(path: Path, tree: WeightTree, metadata: Mapping[str, str]) -> None:
     """Write the arrays of `tree`, replacing `path` in one move. Raises: ValueError on keys that cannot be read back."""
     from safetensors import numpy as safetensors
 
@@ -24,14 +26,14 @@ def save(path: Path, tree: Mapping[Any, Any], metadata: Mapping[str, str]) -> No
     replace_bytes(path, safetensors.save(arrays, dict(metadata)), follow=False)
 
 
-def load(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
+def load(path: Path) -> tuple[WeightTree, dict[str, str]]:
     """The nested dict of NumPy arrays and the metadata.
 
     Raises: ValueError if the file is damaged, or holds names or types that `save` does not write.
     """
     from safetensors import SafetensorError, safe_open
 
-    tree: dict[Any, Any] = {}
+    tree: WeightTree = {}
     if not path.is_file():
         raise ValueError(f"damaged weights: {path} is no plain file")
     try:
@@ -47,23 +49,23 @@ def load(path: Path) -> tuple[dict[Any, Any], dict[str, str]]:
         raise ValueError(f"damaged weights: {path} is no complete safetensors file ({error})") from error
 
 
-def _flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: WeightTree, prefix: str = "") -> Iterator[tuple[str, np.ndarray]]:
     for key, value in tree.items():
         if not isinstance(key, int | str) or (isinstance(key, str) and (key.isdecimal() or "/" in key or not key)):
             raise ValueError(f"names of weights must be integers or words without '/', got {key!r}; rename it")
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             yield from _flatten(value, f"{prefix}{key}/")
         else:
             yield f"{prefix}{key}", value
 
 
-def _insert(tree: dict[Any, Any], name: str, array: np.ndarray) -> bool:
+def _insert(tree: WeightTree, name: str, array: np.ndarray) -> bool:
     """Whether there was a place for the array: names have parts, and none is part of another."""
     parts = name.split("/")
     if len(parts) > DEEPEST or not all(part and len(part) <= LONGEST_NAME for part in parts):
         return False
     *parents, last = [int(part) if part.isascii() and part.isdecimal() else part for part in parts]
-    branch: Any = tree
+    branch: PyTree = tree
     for parent in parents:
         branch = branch.setdefault(parent, {})
         if not isinstance(branch, dict):

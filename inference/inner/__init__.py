@@ -1,6 +1,6 @@
 """The inner loop: inference for one task, one algorithm a file."""
 
-from fewshot.inference.inner.base import Code, InferenceKernel, Info, Mask, fit, fit_to_tolerance, run, settle
+from fewshot.inference.inner.base import Code, Inference, Info, Mask, fit, fit_to_tolerance, run, settle
 from fewshot.inference.inner.cavi import cavi
 from fewshot.inference.inner.cvi import cvi
 from fewshot.inference.inner.exact import exact
@@ -10,7 +10,7 @@ from fewshot.inference.inner.laplace import laplace
 
 __all__ = [
     "Code",
-    "InferenceKernel",
+    "Inference",
     "Info",
     "Mask",
     "cavi",

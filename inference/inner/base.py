@@ -1,34 +1,33 @@
-"""The inner loop's protocol: an inference kernel for one task, the loops that run it, and its result codes.
+"""The inner loop's protocol: an inference for one task, the loops that run it, and its result codes.
 
-An inference kernel is a NamedTuple of pure functions. State is the sites plus what the algorithm itself adds, never
+An inference is a NamedTuple of pure functions. State is the sites plus what the algorithm itself adds, never
 K: the outer loop puts the same sites under a new K. Info holds diagnostics of one step.
 """
 
 import enum
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from functools import wraps
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fewshot.inference.inner.mixing import mixed
-from fewshot.models.block_gaussian import JointMarginals
-from fewshot.models.gaussian import (
-    AnySites,
-    GaussianPrior,
-    Marginals,
-    Query,
-    Sites,
-    condition,
-    prior_marginals,
-    with_root,
-)
-from fewshot.models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood, SmoothLikelihood
+from fewshot.models.expectations import Points
+from fewshot.models.gaussian import AnyMarginals, AnySites, GaussianPosterior, GaussianPrior, Posterior, with_root
+from fewshot.models.likelihoods.base import Likelihood
 
 # Of an inference whose posterior is used, not trained through. Half of a sampler's sweeps are warm-up; of the others as
 # many are kept as make SAMPLER_DRAWS draws together with its chains.
 TOLERANCE, MAX_STEPS, SAMPLER_STEPS, SAMPLER_DRAWS = 1e-3, 100, 50, 64
+
+
+State: TypeAlias = PyTree  # of an algorithm: sites plus what it adds, a NamedTuple of its own
+L = TypeVar("L")  # a likelihood
+S = TypeVar("S", bound=AnySites)
+Settings = ParamSpec("Settings")
+Constructor = Callable[Concatenate[L, Settings], "Inference"]
 
 
 class Mask(NamedTuple):
@@ -64,22 +63,6 @@ class Info(NamedTuple):
     clipped: Int[Array, ""]
 
 
-@runtime_checkable
-class Posterior(Protocol):
-    """What prediction and the objectives need of a fitted q(f)."""
-
-    kl: Float[Array, ""]
-
-    @property
-    def marginals(self) -> Marginals | JointMarginals:
-        """Marginals at the labelled points."""
-        ...
-
-    def predict(self, query: Query) -> Marginals | JointMarginals:
-        """Marginals at new inputs (G7)."""
-        ...
-
-
 class Traits(NamedTuple):
     """What the outer loop may ask of an algorithm.
 
@@ -103,13 +86,13 @@ class FixedPoint(NamedTuple):
     after one application of the map.
     """
 
-    read: Callable[[Any], Any]
-    write: Callable[[Any, Any], Any]
-    update: Callable[[Any, GaussianPrior, Int[Array, " N"], Mask | None], Any]
+    read: Callable[[State], PyTree]
+    write: Callable[[State, PyTree], State]
+    update: Callable[[State, GaussianPrior, Int[Array, " N"], Mask | None], PyTree]
 
 
-class InferenceKernel(NamedTuple):
-    """One algorithm, as pure functions of one task.
+class Inference(NamedTuple):
+    """An inference kernel: one algorithm, as pure functions of one task.
 
     init(key, prior, y, mask) -> state; step(key, state, prior, y, mask) -> (state, info);
     sites(state) -> the Gaussian sites of q(f), stacked for a sampler's chains; None for an algorithm without any;
@@ -121,80 +104,108 @@ class InferenceKernel(NamedTuple):
     statistics(state, y, mask) -> for a sampler, a few scalars of every chain [M, K] by which its mixing is judged.
     """
 
-    init: Callable[[Key[Array, ""], GaussianPrior, Int[Array, " N"], Mask | None], Any]
-    step: Callable[[Key[Array, ""], Any, GaussianPrior, Int[Array, " N"], Mask | None], tuple[Any, Info]]
-    sites: Callable[[Any], Any] | None
-    posterior: Callable[[Any, GaussianPrior], Any]
-    elbo: Callable[[Any, Any, Int[Array, " N"], Mask | None], Float[Array, ""]]
-    log_evidence: Callable[[Any, GaussianPrior], Float[Array, ""]] | None
+    init: Callable[[Key[Array, ""], GaussianPrior, Int[Array, " N"], Mask | None], State]
+    step: Callable[[Key[Array, ""], State, GaussianPrior, Int[Array, " N"], Mask | None], tuple[State, Info]]
+    sites: Callable[[State], AnySites] | None
+    posterior: Callable[[State, GaussianPrior], Posterior]
+    elbo: Callable[[State, Any, Int[Array, " N"], Mask | None], Float[Array, ""]]
+    log_evidence: Callable[[State, GaussianPrior], Float[Array, ""]] | None
     traits: Traits
     fixed_point: FixedPoint | None = None
-    pool: Callable[[Any], Any] | None = None
-    statistics: Callable[[Any, Int[Array, " N"], Mask | None], Float[Array, "M K"]] | None = None
+    pool: Callable[[State], State] | None = None
+    statistics: Callable[[State, Int[Array, " N"], Mask | None], Float[Array, "M K"]] | None = None
+
+
+NEEDS: dict[str, type] = {}  # what the likelihood must offer, by the name of the inference; filled by `constructor`
+
+
+def constructor(name: str, needs: type, called: str) -> Callable[[Constructor[L, Settings]], Constructor[L, Settings]]:
+    """Decorator of a constructor: an inference states what it needs of the likelihood, a protocol, and its name.
+
+    A likelihood that lacks it is refused by a TypeError, which says what is missing and which inferences can use it.
+    """
+    NEEDS[name] = needs
+
+    def decorate(build: Constructor[L, Settings]) -> Constructor[L, Settings]:
+        @wraps(build)
+        def checked(likelihood: L, *args: Settings.args, **settings: Settings.kwargs) -> Inference:
+            if not isinstance(likelihood, needs):
+                usable = ", ".join(usable_inferences(likelihood)) or "a Likelihood"
+                raise TypeError(f"{name} needs {called}; {type(likelihood).__name__} offers none: use {usable}")
+            return build(likelihood, *args, **settings)
+
+        return checked
+
+    return decorate
+
+
+def usable_inferences(likelihood: object) -> list[str]:
+    """Names of the inferences that can use a likelihood."""
+    return [name for name, needs in NEEDS.items() if isinstance(likelihood, needs)]
 
 
 def run(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    inference: Inference,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     mask: Mask | None = None,
     *,
     steps: int,
-) -> Any:
+) -> Posterior:
     """Posterior after a fixed number of steps from the prior. `fit` also returns state and diagnostics."""
-    state, _ = fit(key, kernel, prior, y, mask, steps=steps)
-    return kernel.posterior(state, prior)
+    state, _ = fit(key, inference, prior, y, mask, steps=steps)
+    return inference.posterior(state, prior)
 
 
 def fit(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    inference: Inference,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     mask: Mask | None = None,
     *,
     steps: int,
-) -> tuple[Any, Info]:
+) -> tuple[State, Info]:
     """State after a fixed number of steps, and the Info of every step stacked along a leading axis [steps]."""
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
-    prior = prepared(kernel, prior)
+    prior = prepared(inference, prior)
     start, loop = jax.random.split(key)
 
-    def body(state: Any, step_key: Array) -> tuple[Any, Info]:
-        return kernel.step(step_key, state, prior, y, mask)
+    def body(state: State, step_key: Array) -> tuple[State, Info]:
+        return inference.step(step_key, state, prior, y, mask)
 
-    return jax.lax.scan(body, kernel.init(start, prior, y, mask), jax.random.split(loop, steps))
+    return jax.lax.scan(body, inference.init(start, prior, y, mask), jax.random.split(loop, steps))
 
 
 def fit_to_tolerance(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    inference: Inference,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     mask: Mask | None = None,
     *,
     tolerance: float = TOLERANCE,
     max_steps: int = MAX_STEPS,
-) -> tuple[Any, Info, Int[Array, ""]]:
+) -> tuple[State, Info, Int[Array, ""]]:
     """State, last Info and number of steps, once the residual is at most `tolerance` or after `max_steps`.
 
     The code is NOT_CONVERGED where the tolerance was not reached, STALLED where it will not be. Not differentiable in
     reverse mode.
     """
-    prior = prepared(kernel, prior)
+    prior = prepared(inference, prior)
     start, loop = jax.random.split(key)
-    state, info = kernel.step(jax.random.fold_in(loop, 0), kernel.init(start, prior, y, mask), prior, y, mask)
+    state, info = inference.step(jax.random.fold_in(loop, 0), inference.init(start, prior, y, mask), prior, y, mask)
 
-    def unfinished(carry: tuple[Any, Info, Array]) -> Array:
+    def unfinished(carry: tuple[State, Info, Array]) -> Array:
         _, last, count = carry
         over = (last.code == Code.NON_FINITE) | (last.code == Code.STALLED)  # the same for ever
         return (last.residual > tolerance) & ~over & (count < max_steps)
 
-    def body(carry: tuple[Any, Info, Array]) -> tuple[Any, Info, Array]:
+    def body(carry: tuple[State, Info, Array]) -> tuple[State, Info, Array]:
         current, _, count = carry
-        advanced, last = kernel.step(jax.random.fold_in(loop, count), current, prior, y, mask)
+        advanced, last = inference.step(jax.random.fold_in(loop, count), current, prior, y, mask)
         return advanced, last, count + 1
 
     state, info, count = jax.lax.while_loop(unfinished, body, (state, info, jnp.asarray(1)))
@@ -204,65 +215,65 @@ def fit_to_tolerance(
 
 def settle(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    inference: Inference,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     mask: Mask | None = None,
-) -> tuple[Any, Int[Array, ""]]:
+) -> tuple[State, Int[Array, ""]]:
     """State and code of an inference for use: run to TOLERANCE, or a sampler's draws of SAMPLER_STEPS sweeps.
 
     The code of a sampler is NOT_MIXED where nothing else went wrong and the kept half of its sweeps is not `mixed`.
     """
-    if kernel.traits.sampled:
-        state, each, traces = _sampled(key, kernel, prior, y, mask)
+    if inference.traits.sampled:
+        state, each, traces = _sampled(key, inference, prior, y, mask)
         code = jnp.max(each.code)
         slow = jnp.asarray(False) if traces is None else ~mixed(traces[SAMPLER_STEPS // 2 :])
         return state, jnp.where((code == Code.OK) & slow, Code.NOT_MIXED, code)
-    state, info, _ = fit_to_tolerance(key, kernel, prior, y, mask)
+    state, info, _ = fit_to_tolerance(key, inference, prior, y, mask)
     return state, info.code
 
 
 def fit_pooled(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    inference: Inference,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     mask: Mask | None = None,
-) -> tuple[Any, Info]:
+) -> tuple[State, Info]:
     """A sampler's state after SAMPLER_STEPS sweeps with draws of its second half, and the Info of every sweep.
 
     A posterior of few chains is a mixture of few draws. Sweeps are kept at even distances until there are SAMPLER_DRAWS
-    draws in all; every sweep of the second half where these are fewer. A kernel that cannot pool keeps its last state.
+    draws in all; every sweep of the second half where these are fewer. One that cannot pool keeps its last state.
     """
-    return _sampled(key, kernel, prior, y, mask)[:2]
+    return _sampled(key, inference, prior, y, mask)[:2]
 
 
 def _sampled(
-    key: Array, kernel: InferenceKernel, prior: GaussianPrior, y: Array, mask: Mask | None
-) -> tuple[Any, Info, Array | None]:
-    """`fit_pooled`, and the statistics of every sweep [S, M, K], None of a kernel that has none."""
-    if kernel.pool is None or kernel.sites is None:
-        return *fit(key, kernel, prior, y, mask, steps=SAMPLER_STEPS), None
-    prior = prepared(kernel, prior)
+    key: Array, inference: Inference, prior: GaussianPrior, y: Array, mask: Mask | None
+) -> tuple[State, Info, Array | None]:
+    """`fit_pooled`, and the statistics of every sweep [S, M, K], None of an inference without any."""
+    if inference.pool is None or inference.sites is None:
+        return *fit(key, inference, prior, y, mask, steps=SAMPLER_STEPS), None
+    prior = prepared(inference, prior)
     start, loop = jax.random.split(key)
 
-    def sweep(state: Any, step_key: Array) -> tuple[Any, tuple[Any, Info, Array | None]]:
-        state, info = kernel.step(step_key, state, prior, y, mask)
-        traces = None if kernel.statistics is None else kernel.statistics(state, y, mask)
+    def sweep(state: State, step_key: Array) -> tuple[State, tuple[State, Info, Array | None]]:
+        state, info = inference.step(step_key, state, prior, y, mask)
+        traces = None if inference.statistics is None else inference.statistics(state, y, mask)
         return state, (state, info, traces)
 
-    first = kernel.init(start, prior, y, mask)
+    first = inference.init(start, prior, y, mask)
     _, (states, infos, traces) = jax.lax.scan(sweep, first, jax.random.split(loop, SAMPLER_STEPS))
-    chains = jax.tree.leaves(jax.eval_shape(kernel.sites, first))[0].shape[0]
+    chains = jax.tree.leaves(jax.eval_shape(inference.sites, first))[0].shape[0]
     kept = min(SAMPLER_STEPS // 2, -(-SAMPLER_DRAWS // chains))
     numbers = SAMPLER_STEPS - 1 - SAMPLER_STEPS // 2 // kept * jnp.arange(kept)[::-1]
     states = jax.tree.map(lambda leaf: leaf[numbers], states)
-    return kernel.pool(states), infos, traces
+    return inference.pool(states), infos, traces
 
 
-def prepared(kernel: InferenceKernel, prior: GaussianPrior) -> GaussianPrior:
-    """The prior with its root (G8) where the kernel draws from it: decomposed once, not in every step."""
-    return with_root(prior) if kernel.traits.sampled else prior
+def prepared(inference: Inference, prior: GaussianPrior) -> GaussianPrior:
+    """The prior with its root (G8) where the inference draws from it: decomposed once, not in every step."""
+    return with_root(prior) if inference.traits.sampled else prior
 
 
 def sum_over_points(values: Float[Array, " N"], mask: Mask | None) -> Float[Array, ""]:
@@ -275,48 +286,20 @@ def classes_of(mask: Mask | None) -> Bool[Array, " C"] | None:
     return None if mask is None else mask.classes
 
 
-def mask_sites(sites: AnySites, mask: Mask | None) -> Any:
+def mask_sites(sites: S, mask: Mask | None) -> S:
     """Sites of the real points and classes; all others say nothing (h = W = 0)."""
-    return sites if mask is None else sites.masked(mask.classes[:, None] & mask.points)
+    return sites if mask is None else cast(S, sites.masked(mask.classes[:, None] & mask.points))
 
 
 def expected_data(
     likelihood: Likelihood,
     y: Int[Array, " N"],
-    marginals: Marginals | JointMarginals,
-    points: Any,
+    marginals: AnyMarginals,
+    points: Points | None,
     mask: Mask | None,
 ) -> Float[Array, ""]:
     """E_q log p(y | f), summed over the points that are real."""
     return sum_over_points(likelihood.expected_log_prob(y, marginals, points, classes_of(mask)), mask)
-
-
-def prior_marginals_like(sites: Any, prior: GaussianPrior) -> Marginals | JointMarginals:
-    """Marginals of the prior in the form that the posterior with such sites has."""
-    marginals = prior_marginals(prior)
-    if isinstance(sites, Sites):
-        return marginals
-    return JointMarginals(marginals.mean, marginals.covariance_blocks())
-
-
-def require(condition_met: bool, kernel: str, likelihood: object, needs: str) -> None:
-    """Raises TypeError where a kernel cannot use a likelihood, naming the kernels that can."""
-    if not condition_met:
-        usable = ", ".join(usable_kernels(likelihood)) or "a Likelihood"
-        raise TypeError(f"{kernel} needs {needs}; {type(likelihood).__name__} offers none: use {usable}")
-
-
-def usable_kernels(likelihood: object) -> list[str]:
-    """Names of the inference kernels that can use a likelihood."""
-    offered = {
-        "cvi": Likelihood,
-        "cavi": AugmentedLikelihood,
-        "gibbs": AugmentedLikelihood,
-        "laplace": SmoothLikelihood,
-        "exact": GaussianLikelihood,
-        "gradient": Likelihood,
-    }
-    return [name for name, protocol in offered.items() if isinstance(likelihood, protocol)]
 
 
 def finite_code(*values: Array) -> Int[Array, ""]:
@@ -325,14 +308,14 @@ def finite_code(*values: Array) -> Int[Array, ""]:
     return jnp.where(finite, Code.OK, Code.NON_FINITE)
 
 
-def sites_held(state: Any) -> Any:
-    """The `sites` of kernels whose state holds them."""
+def sites_held(state: State) -> AnySites:
+    """The `sites` of inferences whose state holds them."""
     return state.sites
 
 
-def gaussian_posterior(state: Any, prior: GaussianPrior) -> Any:
-    """The `posterior` of kernels whose state holds its sites."""
-    return condition(prior, state.sites)
+def gaussian_posterior(state: State, prior: GaussianPrior) -> GaussianPosterior:
+    """The `posterior` of inferences whose state holds its sites."""
+    return prior.given(state.sites)
 
 
 def relative_distance(value: Float[Array, "..."], target: Float[Array, "..."], slope: Float[Array, "..."]) -> Array:

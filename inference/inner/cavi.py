@@ -10,61 +10,57 @@ falls (for logistic-softmax q(aux) has two factors, updated in turn). In
 the natural parameters of q(f) the second is a full natural-gradient step.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from fewshot.inference.inner.base import (
     FixedPoint,
-    InferenceKernel,
+    Inference,
     Info,
     Mask,
     Traits,
     classes_of,
+    constructor,
     finite_code,
     mask_sites,
-    prior_marginals_like,
     relative_distance,
-    require,
     sum_over_points,
 )
-from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.gaussian import (
+    AnyMarginals,
     AnySites,
+    GaussianPosterior,
     GaussianPrior,
-    Marginals,
-    Sites,
-    condition,
-    log_normaliser,
-    prior_marginals,
+    Posterior,
 )
-from fewshot.models.likelihoods.base import AugmentedLikelihood
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Aux
 
 
 class CAVIState(NamedTuple):
     """Factors q(aux) and the marginals of the q(f) that belongs to them; labels and mask, which the sites depend on."""
 
-    aux: Any
-    marginals: Marginals | JointMarginals
+    aux: Aux
+    marginals: AnyMarginals
     y: Int[Array, " N"]
     mask: Mask | None
 
 
-def cavi(likelihood: AugmentedLikelihood) -> InferenceKernel:
+@constructor("cavi", needs=AugmentedLikelihood, called="augmented latents")
+def cavi(likelihood: AugmentedLikelihood) -> Inference:
     """CAVI for a tier-2 likelihood. Raises TypeError for a likelihood without augmentation."""
-    require(isinstance(likelihood, AugmentedLikelihood), "cavi", likelihood, "augmented latents")
 
-    def sites_of(aux: Any, y: Array, mask: Mask | None) -> AnySites:
+    def sites_of(aux: Aux, y: Array, mask: Mask | None) -> AnySites:
         return mask_sites(likelihood.expected_sites(y, aux, classes_of(mask)), mask)
 
-    def factors(y: Array, marginals: Marginals | JointMarginals, aux: Any, mask: Mask | None) -> Any:
+    def factors(y: Array, marginals: AnyMarginals, aux: Aux, mask: Mask | None) -> Aux:
         return likelihood.aux_posterior(y, marginals, aux, classes_of(mask))
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CAVIState:
         del key
-        aux = factors(y, prior_marginals(prior), None, mask)
-        return CAVIState(aux, prior_marginals_like(sites_of(aux, y, mask), prior), y, mask)
+        aux = factors(y, prior.marginals(), None, mask)
+        return CAVIState(aux, sites_of(aux, y, mask).prior_marginals(prior), y, mask)
 
     def step(
         key: Key[Array, ""], state: CAVIState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
@@ -72,7 +68,7 @@ def cavi(likelihood: AugmentedLikelihood) -> InferenceKernel:
         del key
         aux = factors(y, state.marginals, state.aux, mask)
         current = sites_of(aux, y, mask)
-        q = condition(prior, current)
+        q = prior.given(current)
         moved = CAVIState(aux, q.marginals, y, mask)
         bound = elbo(moved, q, y, mask)
         following = sites_of(factors(y, q.marginals, aux, mask), y, mask)
@@ -82,30 +78,25 @@ def cavi(likelihood: AugmentedLikelihood) -> InferenceKernel:
     def sites(state: CAVIState) -> AnySites:
         return sites_of(state.aux, state.y, state.mask)
 
-    def posterior(state: CAVIState, prior: GaussianPrior) -> Any:
-        return condition(prior, sites(state))
+    def posterior(state: CAVIState, prior: GaussianPrior) -> GaussianPosterior:
+        return prior.given(sites(state))
 
-    def elbo(state: CAVIState, posterior: Any, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
+    def elbo(state: CAVIState, posterior: Posterior, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
         bound = likelihood.augmented_bound(y, posterior.marginals, state.aux, classes_of(mask))
         return sum_over_points(bound, mask) - posterior.kl
 
     def log_evidence(state: CAVIState, prior: GaussianPrior) -> Float[Array, ""]:
-        return log_normaliser(prior, sites(state))
+        return prior.log_normaliser(sites(state))
 
-    def update(state: CAVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Any:
-        return factors(y, condition(prior, sites_of(state.aux, y, mask)).marginals, state.aux, mask)
+    def update(state: CAVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Aux:
+        return factors(y, prior.given(sites_of(state.aux, y, mask)).marginals, state.aux, mask)
 
     fixed_point = FixedPoint(lambda state: state.aux, lambda state, aux: state._replace(aux=aux), update)
-    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, Traits("cavi"), fixed_point)
+    return Inference(init, step, sites, posterior, elbo, log_evidence, Traits("cavi"), fixed_point)
 
 
-def _residual(current: AnySites, target: AnySites, marginals: Marginals | JointMarginals) -> Array:
+def _residual(current: AnySites, target: AnySites, marginals: AnyMarginals) -> Array:
     """max(|alpha - g_m|, |W - W^| v), relative to max(1, |g_m|), with g_m = h^ - W^ m."""
     mean = marginals.mean
     alpha, slope = current.shift - current.times(mean), target.shift - target.times(mean)
-    weights, target_weights = _weights(current) * marginals.variance, _weights(target) * marginals.variance
-    return jnp.maximum(relative_distance(alpha, slope, slope), relative_distance(weights, target_weights, slope))
-
-
-def _weights(sites: Any) -> Array:
-    return sites.precision if isinstance(sites, Sites) else sites.rays
+    return jnp.maximum(relative_distance(alpha, slope, slope), current.distance(target, marginals, slope))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Bool, Float
 
-from fewshot.models.gaussian import GaussianPosterior, GaussianPrior, highest_precision
+from fewshot.models.gaussian import DiagonalPosterior, GaussianPrior, LowRankPosterior, highest_precision
 
 SEARCHES, HALVINGS = 30, 10  # Newton steps of the search, and the lengths 1, 1/2, ... that each tries
 MOST_ITERATIONS = 200  # of conjugate gradients: no function of N, so that padding changes nothing
@@ -49,10 +49,11 @@ def nearest_precisions(
 
 
 @highest_precision
-def squared_correlations(prior: GaussianPrior, posterior: GaussianPosterior) -> Float[Array, "C N N"]:
+def squared_correlations(
+    prior: GaussianPrior, posterior: DiagonalPosterior | LowRankPosterior
+) -> Float[Array, "C N N"]:
     """M_nk = V_nk^2 / (v_n v_k) of a posterior (G2)."""
-    whitened = posterior.inverse @ (posterior.weight[:, :, None] * prior.covariance)
-    covariance = prior.covariance - jnp.swapaxes(whitened, 1, 2) @ whitened
+    covariance = posterior.covariance(prior)
     unit = jnp.where(posterior.variance > 0, posterior.variance, 1.0)
     squares = jnp.minimum(covariance**2 / (unit[:, :, None] * unit[:, None, :]), 1.0)
     return jnp.where(jnp.eye(unit.shape[1], dtype=bool), 1.0, squares)

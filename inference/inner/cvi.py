@@ -21,55 +21,57 @@ the cone W >= 0, in the Fisher metric of q(f) (`cone.py`, C8): the step remains 
 best bound over W >= 0. For log-concave ones W^ is negative by the noise of few nodes alone, and set to 0; so is what is
 negative of blocks.
 
-With `covariance="block"` q couples the classes of a point: g_v is the gradient in the covariance [C, C] of each point,
+With `BlockSites` q couples the classes of a point: g_v is the gradient in the covariance [C, C] of each point,
 W^ and the sites are blocks, no step is longer than 1, so that they stay positive semi-definite. A likelihood that knows
 differences of logits only is shown those alone, so that W^ is 0 along their common shift, sampled or not.
 
-With `curvature="expected"` W^ is the mean over the nodes of the likelihood's own curvature, never negative.
+With `Curvature.EXPECTED` W^ is the mean over the nodes of the likelihood's own curvature, never negative.
 """
 
-from collections.abc import Callable
+import enum
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from fewshot.inference.inner.base import (
     Code,
     FixedPoint,
-    InferenceKernel,
+    Inference,
     Info,
     Mask,
     Traits,
     classes_of,
+    constructor,
     expected_data,
     finite_code,
     gaussian_posterior,
     mask_sites,
-    prior_marginals_like,
     relative_distance,
-    require,
     sites_held,
 )
 from fewshot.inference.inner.cone import nearest_precisions, squared_correlations
-from fewshot.models.block_gaussian import JointMarginals
-from fewshot.models.dense_sites import BlockSites, positive_part, zero_block_sites
 from fewshot.models.expectations import Exact, ExpectationRule, MonteCarlo, Points, expect
 from fewshot.models.gaussian import (
+    AnyMarginals,
+    AnySites,
+    BlockSites,
+    DiagonalPosterior,
+    GaussianPosterior,
     GaussianPrior,
-    Marginals,
+    LowRankPosterior,
+    Posterior,
     Sites,
-    condition,
     highest_precision,
-    log_normaliser,
-    zero_sites,
 )
 from fewshot.models.likelihoods.base import Likelihood, SmoothLikelihood
 
 FIRST_STEP = 0.2  # of 0.1, 0.2, 0.3, 0.5 and 1 the one with the smallest gap after 3 and 5 steps, on average
-SHORTEST_STEP, LONGEST_STEP = 0.02, 8.0
+SHORTEST_STEP = 0.02
+SiteKind = type[Sites] | type[BlockSites]
 
 
 class CVIState(NamedTuple):
@@ -88,213 +90,203 @@ class CVIState(NamedTuple):
     points: Points | None
 
 
+class Curvature(enum.Enum):
+    """Where W^ of (C1) comes from."""
+
+    GRADIENT = "gradient"  # the bound's own estimate, with which alone the fixed point is stationary
+    EXPECTED = "expected"  # the mean over the nodes of the curvature of `local_sites`, never negative
+
+
+@constructor("cvi", needs=Likelihood, called="log_prob, expected_log_prob and predict")
 def cvi(
     likelihood: Likelihood,
     *,
     rho: float | None = None,
-    covariance: str = "diagonal",
-    curvature: str = "gradient",
+    sites: SiteKind = Sites,
+    curvature: Curvature = Curvature.GRADIENT,
     expectation: ExpectationRule | None = None,
-) -> InferenceKernel:
+) -> Inference:
     """Conjugate-computation VI for any tier-1 likelihood.
 
     rho: None chooses every step's length; a number in (0, 1] is used as it is, without a safeguard (as published).
-    covariance: "diagonal" sites, or "block" ones for a q in which the classes of a point are dependent; those are dense
-    and limited to N C = 4,000. curvature: W^ from the "gradient" of the bound's own estimate, with which alone the
-    fixed point is stationary, or "expected": the mean over the nodes of the curvature of the likelihood's
-    `local_sites`, never negative. expectation: rule for E_q[log p(y | f)]; default MonteCarlo(256), which leaves 0.05
-    to 0.4 nats against Exact(). Raises TypeError for an object that is no likelihood, or for a curvature that it does
-    not offer, ValueError for rho outside (0, 1] and for other words.
+    sites: `Sites`, or `BlockSites` for a q in which the classes of a point are dependent; those are dense and limited
+    to N C = 4,000. expectation: rule for E_q[log p(y | f)]; default MonteCarlo(256), which leaves 0.05 to 0.4 nats
+    against Exact(). Raises TypeError for an object that is no likelihood, for a curvature that it does not offer and
+    for other kinds of sites, ValueError for rho outside (0, 1].
     """
-    require(isinstance(likelihood, Likelihood), "cvi", likelihood, "log_prob, expected_log_prob and predict")
     if rho is not None and not 0 < rho <= 1:
         raise ValueError(f"rho must lie in (0, 1], got {rho}; None chooses it at every step")
-    if covariance not in ("diagonal", "block"):
-        raise ValueError(f'covariance must be "diagonal" or "block", got {covariance!r}')
+    if sites not in (Sites, BlockSites) or not isinstance(curvature, Curvature):
+        raise TypeError(f"expected sites=Sites or BlockSites and a Curvature, got {sites!r} and {curvature!r}")
     rule = MonteCarlo() if expectation is None else expectation
-    _check_curvature(curvature, likelihood, rule)
-    block, expected = covariance == "block", curvature == "expected"
-    projected = not (block or expected or getattr(likelihood, "log_concave", False))
-
-    def target_at(posterior: Any, current: Any, prior: GaussianPrior, y: Array, mask: Mask | None, points: Any) -> Any:
-        """`_target` at the posterior with the sites of now."""
-        cone = _cone(prior, posterior, current, mask) if projected else _not_below_zero
-        return _target(likelihood, expected, posterior.marginals, y, mask, points, cone)
+    if curvature is Curvature.EXPECTED:
+        _check_expected(likelihood, rule)
+    target = _Target(likelihood, sites, curvature)
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CVIState:
         points = rule.points(key, prior.mean.shape[0], prior.mean.dtype)
         first = jnp.asarray(FIRST_STEP if rho is None else rho, prior.mean.dtype)
-        start = zero_block_sites(prior) if block else zero_sites(prior)
-        if projected:
-            target, data, _, clipped = target_at(condition(prior, start), start, prior, y, mask, points)
-        else:
-            marginals = prior_marginals_like(start, prior)
-            target, data, _, clipped = _target(likelihood, expected, marginals, y, mask, points)
-        return CVIState(start, target, data, jnp.full_like(data, jnp.inf), clipped, first, points)
+        start = sites.zero(prior)
+        # Where no precision is projected, marginals will do, which take no factorisation.
+        q = prior.given(start) if target.projected else None
+        known = start.prior_marginals(prior) if q is None else q.marginals
+        found = target.at(known, start, y, mask, points, prior, q)
+        return CVIState(
+            start, found.sites, found.data, jnp.full_like(found.data, jnp.inf), found.clipped, first, points
+        )
 
     def step(
         key: Key[Array, ""], state: CVIState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
     ) -> tuple[CVIState, Info]:
         del key
         direction = _subtract(state.target, state.sites)
-        proposal = _add(state.sites, state.rho, direction)
-        posterior = condition(prior, proposal)
-        target, data, slope, clipped = target_at(posterior, proposal, prior, y, mask, state.points)
-        elbo = data - posterior.kl
+        proposal = state.sites.moved(state.rho, direction)
+        q = prior.given(proposal)
+        found = target.at(q.marginals, proposal, y, mask, state.points, prior, q)
+        elbo = found.data - q.kl
         if rho is not None:
             accepted, stalled, following = jnp.asarray(True), jnp.asarray(False), state.rho
         else:
             # A bound is a difference of sums of N C terms of order one: that is what its rounding is relative to.
-            magnitude = jnp.abs(data) + posterior.kl + y.size * prior.mean.shape[0]
+            magnitude = jnp.abs(found.data) + q.kl + y.size * prior.mean.shape[0]
             rounding = 100 * jnp.finfo(elbo.dtype).eps * magnitude
             accepted = elbo >= state.elbo - rounding
             stalled = ~accepted & (state.rho <= SHORTEST_STEP)
-            change = _subtract(direction, _subtract(target, proposal))
-            secant = _secant_length(state.rho, direction, change, posterior, 1.0 if block else LONGEST_STEP)
+            change = _subtract(direction, _subtract(found.sites, proposal))
+            secant = _secant_length(state.rho, direction, change, q.marginals)
             following = jnp.where(accepted, secant, jnp.maximum(0.5 * state.rho, SHORTEST_STEP))
-        residual, code = _residual(posterior, proposal, slope, target), finite_code(elbo, *proposal)
-        moved = CVIState(proposal, target, elbo, residual, clipped, following, state.points)
+        residual, code = _residual(q, proposal, found.slope, found.sites), finite_code(elbo, *proposal)
+        moved = CVIState(proposal, found.sites, elbo, residual, found.clipped, following, state.points)
         state = jax.tree.map(partial(jnp.where, accepted), moved, state._replace(rho=following))
         code = jnp.where(stalled & (code == Code.OK), Code.STALLED, code)
         return state, Info(state.elbo, state.residual, code, state.clipped)
 
-    def elbo(state: CVIState, posterior: Any, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
-        return _data(likelihood, posterior.marginals, y, mask, state.points) - posterior.kl
+    def elbo(state: CVIState, posterior: Posterior, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
+        return target.data(posterior.marginals, y, mask, state.points) - posterior.kl
 
     def log_evidence(state: CVIState, prior: GaussianPrior) -> Float[Array, ""]:
-        return log_normaliser(prior, state.sites)
+        return prior.log_normaliser(state.sites)
 
-    def update(state: CVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Any:
-        return target_at(condition(prior, state.sites), state.sites, prior, y, mask, state.points)[0]
+    def update(state: CVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> AnySites:
+        q = prior.given(state.sites)
+        return target.at(q.marginals, state.sites, y, mask, state.points, prior, q).sites
 
     fixed_point = FixedPoint(lambda state: state.sites, lambda state, sites: state._replace(sites=sites), update)
     traits = Traits("cvi", free_sites=True)
-    return InferenceKernel(init, step, sites_held, gaussian_posterior, elbo, log_evidence, traits, fixed_point)
+    return Inference(init, step, sites_held, gaussian_posterior, elbo, log_evidence, traits, fixed_point)
 
 
-def _check_curvature(curvature: str, likelihood: Likelihood, rule: ExpectationRule) -> None:
-    if curvature not in ("gradient", "expected"):
-        raise ValueError(f'curvature must be "gradient" or "expected", got {curvature!r}')
-    if curvature == "gradient":
-        return
+def _check_expected(likelihood: Likelihood, rule: ExpectationRule) -> None:
+    """Raises TypeError or ValueError where the expected curvature cannot be had."""
     if not isinstance(likelihood, SmoothLikelihood):
-        raise TypeError(
-            f'curvature="expected" needs local_sites; {type(likelihood).__name__} offers none: use "gradient"'
-        )
+        name = type(likelihood).__name__
+        raise TypeError(f"Curvature.EXPECTED needs local_sites; {name} offers none: use Curvature.GRADIENT")
     if isinstance(rule, Exact):
-        raise ValueError('curvature="expected" is a mean over nodes, of which Exact has none: use "gradient"')
+        raise ValueError("Curvature.EXPECTED is a mean over nodes, of which Exact has none: use Curvature.GRADIENT")
 
 
-def _not_below_zero(precision: Array) -> Array:
-    return jnp.maximum(precision, 0.0)
+class Found(NamedTuple):
+    """Target sites (C1), E_q[log p(y | f)], its slope g_m, and how many precisions were to be negative."""
+
+    sites: Sites | BlockSites
+    data: Float[Array, ""]
+    slope: Float[Array, "C N"]
+    clipped: Int[Array, ""]
 
 
-def _cone(prior: GaussianPrior, posterior: Any, current: Sites, mask: Mask | None) -> Callable[[Array], Array]:
-    """Precisions wanted at a posterior -> the nearest ones in the cone W >= 0 (C8)."""
-    present = jnp.ones(current.precision.shape, bool)
+@dataclass(frozen=True)
+class _Target:
+    """What (C1) asks for under one likelihood, as one kind of sites.
+
+    Where `projected`, diagonal precisions are the nearest ones in the cone W >= 0 (C8).
+    """
+
+    likelihood: Any
+    kind: SiteKind
+    curvature: Curvature
+
+    @property
+    def projected(self) -> bool:
+        """Whether negative precisions are more than the noise of few nodes, and not blocks."""
+        free = self.curvature is Curvature.GRADIENT and not getattr(self.likelihood, "log_concave", False)
+        return free and self.kind is Sites
+
+    def data(self, marginals: AnyMarginals, y: Array, mask: Mask | None, points: Points | None) -> Array:
+        """E_q log p(y | f), summed over the real points."""
+        return expected_data(self.likelihood, y, self._seen(marginals, mask), points, mask)
+
+    def at(
+        self,
+        marginals: AnyMarginals,
+        current: PyTree,
+        y: Array,
+        mask: Mask | None,
+        points: Points | None,
+        prior: GaussianPrior,
+        posterior: PyTree | None,
+    ) -> Found:
+        """The target at a posterior with the current sites; without the posterior nothing is projected."""
+        value, slopes = jax.value_and_grad(lambda q: self.data(q, y, mask, points))(marginals)
+        wanted = self.kind.curvature(slopes)
+        if self.curvature is Curvature.EXPECTED:
+            wanted = self.kind.of_blocks(self._expected(marginals, y, mask, points))
+        precision, clipped = self.kind.nonnegative(wanted)
+        if self.projected and posterior is not None:
+            precision = _projected(prior, posterior, wanted, current, mask)
+        found = mask_sites(self.kind.with_slope(slopes.mean, precision, marginals.mean), mask)
+        return Found(found, value, slopes.mean, clipped)
+
+    def _seen(self, marginals: AnyMarginals, mask: Mask | None) -> AnyMarginals:
+        """What the likelihood knows of q: of coupled classes the differences, if it knows those only."""
+        differences_only = getattr(self.likelihood, "differences_only", False)
+        return marginals.differences(classes_of(mask)) if differences_only else marginals
+
+    def _expected(self, marginals: AnyMarginals, y: Array, mask: Mask | None, points: Points | None) -> Array:
+        """E_q of the local curvature, [N, C, C]."""
+        if points is None:
+            raise ValueError("Curvature.EXPECTED is a mean over nodes, and the expectation rule gave none")
+
+        def blocks(f: Array) -> Array:
+            return self.likelihood.local_sites(y, f, classes_of(mask)).blocks()
+
+        return expect(blocks, self._seen(marginals, mask), points)
+
+
+def _projected(
+    prior: GaussianPrior,
+    posterior: DiagonalPosterior | LowRankPosterior,
+    wanted: Array,
+    current: Sites,
+    mask: Mask | None,
+) -> Float[Array, "C N"]:
+    """The precisions nearest to those wanted in the cone W >= 0 (C8)."""
+    present = jnp.ones(wanted.shape, bool)
     real = present if mask is None else present & mask.classes[:, None] & mask.points
 
     def metric() -> Array:
         return squared_correlations(prior, posterior)
 
-    return lambda wanted: nearest_precisions(metric, posterior.variance, wanted, current.precision, real)
+    return nearest_precisions(metric, posterior.variance, wanted, current.precision, real)
 
 
-def _target(
-    likelihood: Likelihood,
-    expected: bool,
-    marginals: Marginals | JointMarginals,
-    y: Array,
-    mask: Mask | None,
-    points: Points | None,
-    cone: Callable[[Array], Array] = _not_below_zero,
-) -> tuple[Any, Array, Array, Array]:
-    """Target sites (C1), E_q[log p(y | f)], its slope g_m [C, N], and how many precisions were to be negative."""
-    value, (slope, gradient) = jax.value_and_grad(lambda q: _data(likelihood, q, y, mask, points))(marginals)
-    if isinstance(marginals, JointMarginals):
-        blocks = -(gradient + jnp.swapaxes(gradient, 1, 2))
-        blocks = _expected_blocks(likelihood, marginals, y, mask, points) if expected else blocks
-        precision, clipped = positive_part(blocks)
-        sites: Any = BlockSites(slope, precision)
-        sites = sites._replace(shift=slope + sites.times(marginals.mean))
-    else:
-        curvature = -2 * gradient
-        if expected:
-            blocks = _expected_blocks(likelihood, marginals, y, mask, points)
-            curvature = jnp.diagonal(blocks, axis1=1, axis2=2).T
-        precision, clipped = cone(curvature), jnp.sum(curvature < 0)
-        sites = Sites(slope + precision * marginals.mean, precision)
-    return mask_sites(sites, mask), value, slope, clipped
-
-
-def _data(
-    likelihood: Likelihood, marginals: Marginals | JointMarginals, y: Array, mask: Mask | None, points: Points | None
-) -> Array:
-    """E_q log p(y | f), summed over the real points."""
-    return expected_data(likelihood, y, _seen(likelihood, marginals, mask), points, mask)
-
-
-def _seen(
-    likelihood: Likelihood, marginals: Marginals | JointMarginals, mask: Mask | None
-) -> Marginals | JointMarginals:
-    """What the likelihood knows of q: of coupled classes the differences, if it knows those only."""
-    if isinstance(marginals, JointMarginals) and likelihood.prior_mean is None:
-        return marginals.differences(classes_of(mask))
-    return marginals
-
-
-def _expected_blocks(
-    likelihood: Any, marginals: Marginals | JointMarginals, y: Array, mask: Mask | None, points: Points | None
-) -> Array:
-    """E_q of the local curvature, [N, C, C]."""
-    if points is None:
-        raise ValueError('curvature="expected" is a mean over nodes, and the expectation rule gave none')
-
-    def blocks(f: Array) -> Array:
-        return likelihood.local_sites(y, f, classes_of(mask)).blocks()
-
-    return expect(blocks, _seen(likelihood, marginals, mask), points)
-
-
-def _residual(posterior: Any, sites: Any, slope: Array, target: Any) -> Array:
+def _residual(posterior: GaussianPosterior, sites: AnySites, slope: Array, target: AnySites) -> Array:
     """max(|alpha - g_m|, |W - W^| v), relative to max(1, |g_m|): zero exactly at the fixed point."""
     mean_part = relative_distance(posterior.alpha, slope, slope)
-    if isinstance(sites, Sites):
-        difference = (sites.precision - target.precision) * posterior.variance
-        return jnp.maximum(mean_part, relative_distance(difference, jnp.zeros_like(slope), slope))
-    deviation = jnp.sqrt(jnp.maximum(posterior.variance, 0.0)).T
-    difference = (sites.precision - target.precision) * deviation[:, :, None] * deviation[:, None, :]
-    return jnp.maximum(mean_part, relative_distance(difference, jnp.zeros_like(difference), slope.T[:, :, None]))
+    return jnp.maximum(mean_part, sites.distance(target, posterior.marginals, slope))
 
 
-def _secant_length(rho: Array, direction: Any, change: Any, posterior: Any, limit: float) -> Array:
+@highest_precision
+def _secant_length(rho: Array, direction: PyTree, change: PyTree, marginals: AnyMarginals) -> Array:
     """Barzilai-Borwein length <s, s> / <s, y> with s = rho direction and y = change, at most 3 rho.
 
     It divides only where the ratio is below that, so that unrolling past the fixed point has a finite derivative.
     """
-    squared, curvature = rho * _inner(posterior, direction, direction), _inner(posterior, direction, change)
-    longest = jnp.minimum(limit, 3.0 * rho)
+    squared, curvature = rho * direction.inner(direction, marginals), direction.inner(change, marginals)
+    longest = jnp.minimum(direction.longest_step, 3.0 * rho)
     curved = squared < longest * curvature
     length = jnp.where(curved, squared / jnp.where(curved, curvature, 1.0), longest)
     return jnp.where(squared > 0, jnp.maximum(length, SHORTEST_STEP), 1.0)
 
 
-@highest_precision
-def _inner(posterior: Any, left: Any, right: Any) -> Array:
-    """Inner product in the Fisher metric of normals about their mean, point by point: h V h + tr(V L V L) / 2."""
-    if isinstance(left, Sites):
-        variance = posterior.variance
-        shifts = variance * left.shift * right.shift
-        return jnp.sum(shifts + 0.5 * variance**2 * left.precision * right.precision)
-    spread = posterior.covariance
-    shifts = jnp.einsum("cn,ncd,dn->", left.shift, spread, right.shift)
-    return shifts + 0.5 * jnp.einsum("nab,nbc,ncd,nda->", spread, left.precision, spread, right.precision)
-
-
-def _subtract(left: Any, right: Any) -> Any:
+def _subtract(left: PyTree, right: PyTree) -> PyTree:
     return jax.tree.map(jnp.subtract, left, right)
-
-
-def _add(sites: Any, length: Array, direction: Any) -> Any:
-    moved = jax.tree.map(lambda site, part: site + length * part, sites, direction)
-    return moved._replace(precision=jnp.maximum(moved.precision, 0.0)) if isinstance(sites, Sites) else moved

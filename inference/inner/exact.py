@@ -11,20 +11,20 @@ from jaxtyping import Array, Float, Int, Key
 
 from fewshot.inference.inner.base import (
     Code,
-    InferenceKernel,
+    Inference,
     Info,
     Mask,
     Traits,
     classes_of,
+    constructor,
     expected_data,
     finite_code,
     gaussian_posterior,
     mask_sites,
-    require,
     sites_held,
     sum_over_points,
 )
-from fewshot.models.gaussian import GaussianPosterior, GaussianPrior, Sites, condition, log_normaliser
+from fewshot.models.gaussian import GaussianPosterior, GaussianPrior, Sites
 from fewshot.models.likelihoods.base import GaussianLikelihood
 
 
@@ -35,9 +35,9 @@ class ExactState(NamedTuple):
     log_scale: Float[Array, ""]
 
 
-def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
+@constructor("exact", needs=GaussianLikelihood, called="gaussian_sites")
+def exact(likelihood: GaussianLikelihood) -> Inference:
     """Exact GP regression on coded labels. Raises TypeError for a likelihood without `gaussian_sites`."""
-    require(isinstance(likelihood, GaussianLikelihood), "exact", likelihood, "gaussian_sites")
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> ExactState:
         del key
@@ -50,10 +50,10 @@ def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
         key: Key[Array, ""], state: ExactState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
     ) -> tuple[ExactState, Info]:
         del key
-        bound = elbo(state, condition(prior, state.sites), y, mask)
+        bound = elbo(state, prior.given(state.sites), y, mask)
         code = finite_code(bound)
         # Nothing is to be had from sites whose bound is not finite. And what is computed from the state then waits for
-        # the bound: factorisations of large batches that run side by side can hang (models/gaussian.py).
+        # the bound: factorisations of large batches that run side by side can hang (models/gaussian/diagonal.py).
         state = state._replace(sites=jax.tree.map(lambda leaf: jnp.where(code == Code.OK, leaf, jnp.nan), state.sites))
         return state, Info(bound, jnp.zeros_like(bound), code, jnp.asarray(0))
 
@@ -62,7 +62,7 @@ def exact(likelihood: GaussianLikelihood) -> InferenceKernel:
         return expected_data(likelihood, y, posterior.marginals, None, mask) - posterior.kl
 
     def log_evidence(state: ExactState, prior: GaussianPrior) -> Float[Array, ""]:
-        return log_normaliser(prior, state.sites) + state.log_scale
+        return prior.log_normaliser(state.sites) + state.log_scale
 
     traits = Traits("exact", differentiable_sites=True, evidence_value=True)
-    return InferenceKernel(init, step, sites_held, gaussian_posterior, elbo, log_evidence, traits)
+    return Inference(init, step, sites_held, gaussian_posterior, elbo, log_evidence, traits)

@@ -1,7 +1,7 @@
 """Gibbs sampling for augmented likelihoods, many chains in one batch (LS4, O1, O2; OVE section 4).
 
 Two blocks, both drawn exactly: aux | f, y (the likelihood's `aux_conditional`) and f | aux, y, which is Gaussian: the
-prior times `sites` of aux, drawn by Matheron's rule (`models.gaussian.draw`). Given the sites of a draw everything
+prior times `sites` of aux, drawn by Matheron's rule (`GaussianPrior.draw`). Given the sites of a draw everything
 else is Gaussian algebra, so predictions average Gaussians over the chains, not draws of f.
 
 Where the blocks hardly move each other (logistic-softmax at small temperatures) a sweep also takes elliptical slices of
@@ -9,45 +9,41 @@ f under the likelihood without its augmentation, after f | aux and before aux | 
 aux is drawn anew given where they end, so that the joint distribution stays. They need no factorisation.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from fewshot.inference.inner.base import (
-    InferenceKernel,
+    Inference,
     Info,
     Mask,
-    Posterior,
     Traits,
     classes_of,
+    constructor,
     finite_code,
     mask_sites,
-    require,
     sum_over_points,
 )
 from fewshot.inference.inner.elliptical import elliptical_slice
-from fewshot.models.block_gaussian import BlockPosterior, JointMarginals
 from fewshot.models.gaussian import (
+    AnyMarginals,
     AnySites,
+    GaussianPosterior,
     GaussianPrior,
-    Marginals,
     Query,
-    condition,
-    draw,
     highest_precision,
-    log_normaliser,
     root_of,
 )
-from fewshot.models.likelihoods.base import AugmentedLikelihood
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Aux, Likelihood
 
 
 class GibbsState(NamedTuple):
     """M chains: latents f [M, C, N] and aux, drawn given them; labels and mask, which the sites depend on."""
 
     f: Float[Array, "M C N"]
-    aux: Any
+    aux: Aux
     y: Int[Array, " N"]
     mask: Mask | None
 
@@ -55,7 +51,7 @@ class GibbsState(NamedTuple):
 class Mixture(NamedTuple):
     """Equal mixture of M posteriors, stacked along a leading axis of every array; so are its marginals."""
 
-    components: Any
+    components: PyTree
 
     @property
     def kl(self) -> Float[Array, ""]:
@@ -63,29 +59,36 @@ class Mixture(NamedTuple):
         return jnp.mean(self.components.kl)
 
     @property
-    def marginals(self) -> Marginals | JointMarginals:
+    def marginals(self) -> AnyMarginals:
         """Marginals of every component at the labelled points."""
         return self.components.marginals
 
-    def predict(self, query: Query) -> Marginals | JointMarginals:
+    def predict(self, query: Query) -> AnyMarginals:
         """Marginals of every component at new inputs."""
         return jax.vmap(lambda component: component.predict(query))(self.components)
 
+    def draws(self, key: Key[Array, ""], prior: GaussianPrior, count: int) -> Float[Array, "M D C N"]:
+        """Joint draws of f at the labelled points: every component is a chain, with at least one draw."""
+        components = jax.tree.leaves(self.components)[0].shape[0]
+        each = max(1, count // components)
+        keys = jax.random.split(key, components)
+        return jax.vmap(lambda one, part: part.draws(one, prior, each)[0])(keys, self.components)
 
-def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | None = None) -> InferenceKernel:
+
+@constructor("gibbs", needs=AugmentedLikelihood, called="augmented latents")
+def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | None = None) -> Inference:
     """Gibbs sampler with `chains` independent chains, each started at a draw of the prior.
 
     slices: elliptical slices a sweep; None for the likelihood's own `slices`, 0 where it has none. Raises TypeError for
     a likelihood without augmentation, ValueError for fewer than one chain and for a negative number of slices.
     """
-    require(isinstance(likelihood, AugmentedLikelihood), "gibbs", likelihood, "augmented latents")
     if chains < 1:
         raise ValueError(f"chains must be at least 1, got {chains}")
     moves = getattr(likelihood, "slices", 0) if slices is None else slices
     if moves < 0:
         raise ValueError(f"slices must be at least 0, got {moves}")
 
-    def sites_of(aux: Any, y: Array, mask: Mask | None) -> AnySites:
+    def sites_of(aux: Aux, y: Array, mask: Mask | None) -> AnySites:
         return mask_sites(likelihood.sites(y, aux, classes_of(mask)), mask)
 
     @highest_precision
@@ -95,7 +98,7 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
         f = prior.mean + jax.random.normal(f_key, (chains, classes, root.shape[-1]), root.dtype) @ root.T
         return GibbsState(f, conditional(aux_key, f, y, mask), y, mask)
 
-    def conditional(key: Array, f: Array, y: Array, mask: Mask | None) -> Any:
+    def conditional(key: Array, f: Array, y: Array, mask: Mask | None) -> Aux:
         keys = jax.random.split(key, chains)
         return jax.vmap(lambda one, latent: likelihood.aux_conditional(one, y, latent, classes_of(mask)))(keys, f)
 
@@ -103,10 +106,9 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
         key: Key[Array, ""], state: GibbsState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
     ) -> tuple[GibbsState, Info]:
         f_key, aux_key = jax.random.split(key)
-        root = root_of(prior)
 
-        def latents(one: Array, aux: Any) -> Array:
-            return draw(one, prior, sites_of(aux, y, mask), root)
+        def latents(one: Array, aux: Aux) -> Array:
+            return prior.draw(one, sites_of(aux, y, mask))
 
         f = jax.vmap(latents)(jax.random.split(f_key, chains), state.aux)
         if moves:
@@ -118,11 +120,11 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
         moved = GibbsState(f, conditional(aux_key, f, y, mask), y, mask)
         return moved, Info(value, jnp.zeros_like(value), code, jnp.asarray(0))
 
-    def sites(state: GibbsState) -> Any:
+    def sites(state: GibbsState) -> AnySites:
         return jax.vmap(lambda aux: sites_of(aux, state.y, state.mask))(state.aux)
 
     def posterior(state: GibbsState, prior: GaussianPrior) -> Mixture:
-        return Mixture(jax.vmap(lambda chain: condition(prior, chain))(sites(state)))
+        return Mixture(jax.vmap(lambda chain: prior.given(chain))(sites(state)))
 
     def pool(states: GibbsState) -> GibbsState:
         f, aux = jax.tree.map(lambda draws: draws.reshape(-1, *draws.shape[2:]), (states.f, states.aux))
@@ -140,8 +142,8 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
         """Mean over the chains of the augmented bound of N(f | sites): a lower bound, if not one that is maximised."""
         del state
 
-        def bound(component: Posterior) -> Array:
-            known = _known(component)
+        def bound(component: GaussianPosterior) -> Array:
+            known = component.seen
             aux = likelihood.aux_posterior(y, known, None, classes_of(mask))
             data = likelihood.augmented_bound(y, known, aux, classes_of(mask))
             return sum_over_points(data, mask) - component.kl
@@ -150,14 +152,14 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
 
     def log_evidence(state: GibbsState, prior: GaussianPrior) -> Float[Array, ""]:
         """Mean over the chains: by Fisher's identity its gradient estimates that of log p(y) (OVE 39)."""
-        return jnp.mean(jax.vmap(lambda chain: log_normaliser(prior, chain))(sites(state)))
+        return jnp.mean(jax.vmap(lambda chain: prior.log_normaliser(chain))(sites(state)))
 
     traits = Traits("gibbs", sampled=True)
-    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, traits, pool=pool, statistics=statistics)
+    return Inference(init, step, sites, posterior, elbo, log_evidence, traits, pool=pool, statistics=statistics)
 
 
 def _sliced(
-    key: Array, likelihood: Any, f: Array, prior: GaussianPrior, y: Array, mask: Mask | None, count: int
+    key: Array, likelihood: Likelihood, f: Array, prior: GaussianPrior, y: Array, mask: Mask | None, count: int
 ) -> Array:
     """f after elliptical slices under p(y | f); no gradient passes through them."""
     fixed, prior = jax.tree.map(_stopped, (likelihood, prior))
@@ -178,12 +180,5 @@ def _sliced(
     return mean + deviation
 
 
-def _stopped(leaf: Any) -> Any:
+def _stopped(leaf: PyTree) -> PyTree:
     return jax.lax.stop_gradient(leaf) if isinstance(leaf, jax.Array) else leaf
-
-
-def _known(posterior: Any) -> Marginals | JointMarginals:
-    """What the likelihood knows of q: f less that of the own class where the sites are stars: these cost less."""
-    if isinstance(posterior, BlockPosterior) and posterior.differences is not None:
-        return posterior.differences
-    return posterior.marginals

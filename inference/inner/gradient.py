@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from fewshot.inference.inner.base import Code, InferenceKernel, Info, Mask, Traits, expected_data, finite_code, require
+from fewshot.inference.inner.base import Code, Inference, Info, Mask, Traits, constructor, expected_data, finite_code
 from fewshot.models.expectations import ExpectationRule, MonteCarlo, Points
-from fewshot.models.gaussian import GaussianPrior, Marginals, Query, highest_precision, prior_root
+from fewshot.models.gaussian import GaussianPrior, Marginals, Query, highest_precision, prior_root, root_of
 from fewshot.models.likelihoods.base import Likelihood
 
 
@@ -48,15 +48,21 @@ class FreeGaussian(NamedTuple):
         unexplained = query.variance - jnp.sum(basis**2, axis=-1)
         return Marginals(query.mean + self.whitened_mean @ basis.T, jnp.maximum(unexplained, 0.0) + spread)
 
+    @highest_precision
+    def draws(self, key: Key[Array, ""], prior: GaussianPrior, count: int) -> Float[Array, "1 D C N"]:
+        """Joint draws of f at the labelled points, from the whitened basis."""
+        normal = jax.random.normal(key, (count, *self.whitened_mean.shape), self.mean.dtype)
+        return (self.mean + jnp.einsum("nr,crs,dcs->dcn", root_of(prior), self.whitened_factor, normal))[None]
 
+
+@constructor("gradient", needs=Likelihood, called="log_prob and expected_log_prob")
 def gradient(
     likelihood: Likelihood, *, learning_rate: float = 0.02, expectation: ExpectationRule | None = None
-) -> InferenceKernel:
+) -> Inference:
     """Gradient ascent on the ELBO in (mu, L), from the prior. MD trains at 0.1 / 0.02 and studies 0.005.
 
     Raises TypeError for an object that is no likelihood, ValueError for a learning rate that is not positive.
     """
-    require(isinstance(likelihood, Likelihood), "gradient", likelihood, "log_prob and expected_log_prob")
     if not learning_rate > 0:
         raise ValueError(f"learning_rate must be positive, got {learning_rate}")
     rule = MonteCarlo() if expectation is None else expectation
@@ -90,7 +96,7 @@ def gradient(
         code = jnp.where(indefinite, Code.INDEFINITE_KERNEL, finite_code(value, residual))
         return moved, Info(value, residual, code, jnp.asarray(0))
 
-    return InferenceKernel(init, step, None, free_posterior, elbo, None, Traits("gradient"))
+    return Inference(init, step, None, free_posterior, elbo, None, Traits("gradient"))
 
 
 @highest_precision

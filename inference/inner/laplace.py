@@ -10,7 +10,7 @@ Hessian (logistic-softmax) the mode is the same and the convergence linear.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,25 @@ from jaxtyping import Array, Float, Int, Key
 
 from fewshot.inference.inner.base import (
     FixedPoint,
-    InferenceKernel,
+    Inference,
     Info,
     Mask,
     Traits,
     classes_of,
+    constructor,
     expected_data,
     finite_code,
     mask_sites,
     relative_distance,
-    require,
     sum_over_points,
 )
 from fewshot.models.expectations import ExpectationRule, MonteCarlo, Points
-from fewshot.models.gaussian import AnySites, GaussianPrior, condition, log_normaliser
+from fewshot.models.gaussian import (
+    AnySites,
+    GaussianPosterior,
+    GaussianPrior,
+    Posterior,
+)
 from fewshot.models.likelihoods.base import SmoothLikelihood
 
 SHORTEST_STEP = 1e-3
@@ -62,13 +67,13 @@ class LaplaceState(NamedTuple):
     mask: Mask | None
 
 
-def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None = None) -> InferenceKernel:
+@constructor("laplace", needs=SmoothLikelihood, called="local_sites")
+def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None = None) -> Inference:
     """Laplace's approximation with block sites, for any likelihood that offers `local_sites`.
 
     expectation: rule for the bound's E_q[log p(y | f)], which the search itself does not use; default MonteCarlo(256).
     Raises TypeError for a likelihood without `local_sites`.
     """
-    require(isinstance(likelihood, SmoothLikelihood), "laplace", likelihood, "local_sites")
     rule = MonteCarlo() if expectation is None else expectation
 
     def sites_at(f: Array, y: Array, mask: Mask | None) -> AnySites:
@@ -77,9 +82,11 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
     def log_likelihood(f: Array, y: Array, mask: Mask | None) -> Array:
         return sum_over_points(likelihood.log_prob(y, f, classes_of(mask)), mask)
 
-    def at(mode: Mode, rho: Array, points: Points | None, prior: GaussianPrior, y: Array, mask: Mask | None) -> Any:
+    def at(
+        mode: Mode, rho: Array, points: Points | None, prior: GaussianPrior, y: Array, mask: Mask | None
+    ) -> LaplaceState:
         local = sites_at(mode.f, y, mask)
-        q = condition(prior, local)
+        q = prior.given(local)
         objective = log_likelihood(mode.f, y, mask) - 0.5 * jnp.sum((mode.f - prior.mean) * mode.alpha)
         bound = expected_data(likelihood, y, q.marginals, points, mask) - q.kl
         slope = local.shift - local.times(mode.f)
@@ -106,24 +113,26 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
     def sites(state: LaplaceState) -> AnySites:
         return sites_at(state.mode.f, state.y, state.mask)
 
-    def posterior(state: LaplaceState, prior: GaussianPrior) -> Any:
-        return condition(prior, sites(state))
+    def posterior(state: LaplaceState, prior: GaussianPrior) -> GaussianPosterior:
+        return prior.given(sites(state))
 
-    def elbo(state: LaplaceState, posterior: Any, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
+    def elbo(
+        state: LaplaceState, posterior: Posterior, y: Int[Array, " N"], mask: Mask | None = None
+    ) -> Float[Array, ""]:
         return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl
 
     def log_evidence(state: LaplaceState, prior: GaussianPrior) -> Float[Array, ""]:
         """log p(y) by Laplace: log Z of the sites, and what log p(y | f) and the sites differ by at f."""
         f, local = state.mode.f, sites(state)
         log_sites = jnp.sum(local.shift * f) - 0.5 * jnp.sum(f * local.times(f))
-        return log_normaliser(prior, local) + log_likelihood(f, state.y, state.mask) - log_sites
+        return prior.log_normaliser(local) + log_likelihood(f, state.y, state.mask) - log_sites
 
     def update(state: LaplaceState, prior: GaussianPrior, y: Array, mask: Mask | None) -> Array:
-        return condition(prior, sites_at(state.mode.f, y, mask)).mean
+        return prior.given(sites_at(state.mode.f, y, mask)).mean
 
     def write(state: LaplaceState, f: Array) -> LaplaceState:
         return state._replace(mode=state.mode._replace(f=f))
 
     fixed_point = FixedPoint(lambda state: state.mode.f, write, update)
     traits = Traits("laplace", evidence_value=True)
-    return InferenceKernel(init, step, sites, posterior, elbo, log_evidence, traits, fixed_point)
+    return Inference(init, step, sites, posterior, elbo, log_evidence, traits, fixed_point)

@@ -6,7 +6,6 @@ device but for the order of sums. The state does not know k: a checkpoint resume
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ import numpy as np
 import optax
 from jax.flatten_util import ravel_pytree
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 from numpyro.optim import _NumPyroOptim, optax_to_numpyro
 
 TASKS = "tasks"  # the mesh axis
@@ -57,20 +57,22 @@ class SharedOptimiser(_NumPyroOptim):
     device. The state is the optimiser's own.
     """
 
-    def __init__(self, optimiser: optax.GradientTransformation, combine: Callable[[Any, Any, Any], Any]) -> None:
+    def __init__(
+        self, optimiser: optax.GradientTransformation, combine: Callable[[PyTree, PyTree, PyTree], PyTree]
+    ) -> None:
         self.__dict__.update(optax_to_numpyro(optimiser).__dict__)
         self.combine = combine
 
     def eval_and_update(
-        self, fn: Callable, state: Any, forward_mode_differentiation: bool = False
-    ) -> tuple[tuple[Any, Any], Any]:
+        self, fn: Callable, state: PyTree, forward_mode_differentiation: bool = False
+    ) -> tuple[tuple[PyTree, PyTree], PyTree]:
         """As numpyro.optim's, reverse mode only."""
         (loss, mutable_state), gradients = jax.value_and_grad(fn, has_aux=True)(self.get_params(state))
         loss, mutable_state, gradients = self.combine(loss, mutable_state, gradients)
         return (loss, mutable_state), self.update(gradients, state, value=loss)
 
 
-def total(tree: Any) -> Any:
+def total(tree: PyTree) -> PyTree:
     """The sum of every leaf over the devices, as one array in one exchange.
 
     Between processes an exchange takes milliseconds, however little is sent; and two that do not depend on each other
@@ -80,13 +82,13 @@ def total(tree: Any) -> Any:
     return restore(jax.lax.psum(vector, TASKS))
 
 
-def replicate(mesh: Mesh | None, tree: Any) -> Any:
+def replicate(mesh: Mesh | None, tree: PyTree) -> PyTree:
     """Every array whole on every device of the mesh; all processes must pass the same numbers."""
     if mesh is None:
         return tree
     sharding = NamedSharding(mesh, PartitionSpec())
 
-    def spread(leaf: Any) -> jax.Array:
+    def spread(leaf: PyTree) -> jax.Array:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.wrap_key_data(spread(jax.random.key_data(leaf)), impl=jax.random.key_impl(leaf))
         return place(np.asarray(leaf), sharding)

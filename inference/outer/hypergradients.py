@@ -4,7 +4,7 @@ Each fits one task under `prior` and returns what the objectives need; they diff
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import gmres
 from jaxtyping import Array, Int, Key
 
-from fewshot.inference.inner.base import Code, InferenceKernel, Info, Mask, fit
-from fewshot.models.gaussian import GaussianPrior
+from fewshot.inference.inner.base import Code, Inference, Info, Mask, State, fit
+from fewshot.models.gaussian import GaussianPrior, Posterior
 
 TOLERANCE = 1e-2  # of the residual, for the derivative of a fixed point to be trusted
 KRYLOV = 60  # vectors that GMRES keeps before it restarts
@@ -22,17 +22,17 @@ KRYLOV = 60  # vectors that GMRES keeps before it restarts
 class Fitted(NamedTuple):
     """Final state, its posterior under the prior that carries the gradient, and the Info of the last step."""
 
-    state: Any
-    posterior: Any
+    state: State
+    posterior: Posterior
     info: Info
 
 
-HyperGradient = Callable[[Key[Array, ""], InferenceKernel, GaussianPrior, Int[Array, " N"], Mask | None, int], Fitted]
+HyperGradient = Callable[[Key[Array, ""], Inference, GaussianPrior, Int[Array, " N"], Mask | None, int], Fitted]
 
 
 def sites(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    inference: Inference,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     mask: Mask | None,
@@ -44,45 +44,45 @@ def sites(
     that of `cvi` where no precision is clipped. Sites that are an explicit function of the likelihood's parameters
     (`exact`) are not stopped.
     """
-    if kernel.traits.differentiable_sites:
-        return unroll(key, kernel, prior, y, mask, steps)
-    state, info = fit(key, kernel, jax.lax.stop_gradient(prior), y, mask, steps=steps)
+    if inference.traits.differentiable_sites:
+        return unroll(key, inference, prior, y, mask, steps)
+    state, info = fit(key, inference, jax.lax.stop_gradient(prior), y, mask, steps=steps)
     state = jax.lax.stop_gradient(state)
-    return Fitted(state, kernel.posterior(state, prior), _last(info))
+    return Fitted(state, inference.posterior(state, prior), _last(info))
 
 
 def unroll(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    inference: Inference,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     mask: Mask | None,
     steps: int,
 ) -> Fitted:
     """Differentiate through every step (what MD and CDKT do): memory grows with the steps."""
-    state, info = fit(key, kernel, prior, y, mask, steps=steps)
-    return Fitted(state, kernel.posterior(state, prior), _last(info))
+    state, info = fit(key, inference, prior, y, mask, steps=steps)
+    return Fitted(state, inference.posterior(state, prior), _last(info))
 
 
 def implicit(
     key: Key[Array, ""],
-    kernel: InferenceKernel,
+    inference: Inference,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     mask: Mask | None,
     steps: int,
 ) -> Fitted:
-    """Differentiate the fixed point s = T(s, theta), whatever path led to it; T is the kernel's undamped map.
+    """Differentiate the fixed point s = T(s, theta), whatever path led to it; T is the inference's undamped map.
 
     ds/dtheta = (I - dT/ds)^-1 dT/dtheta, applied to one vector by GMRES: forward it multiplies a displacement that is
     zero, backward it is the transposed system of the implicit function theorem. Exact at the fixed point; the code is
     IMPLICIT_UNRELIABLE where the residual exceeds TOLERANCE or a precision was clipped.
     """
-    fixed_point = kernel.fixed_point
+    fixed_point = inference.fixed_point
     if fixed_point is None:
-        raise ValueError(f"inference {kernel.traits.name} has no fixed point; use hyper-gradient sites")
+        raise ValueError(f"inference {inference.traits.name} has no fixed point; use hyper-gradient sites")
     fixed_prior = jax.lax.stop_gradient(prior)
-    state, info = fit(key, kernel, fixed_prior, y, mask, steps=steps)
+    state, info = fit(key, inference, fixed_prior, y, mask, steps=steps)
     state, last = jax.lax.stop_gradient(state), _last(info)
     start, unravel = ravel_pytree(fixed_point.read(state))
 
@@ -98,7 +98,7 @@ def implicit(
     moved = fixed_point.write(state, unravel(start + solution))
     unreliable = ~(last.residual <= TOLERANCE) | (last.clipped > 0)  # written so that nan is unreliable
     code = jnp.where(unreliable & (last.code == Code.OK), Code.IMPLICIT_UNRELIABLE, last.code)
-    return Fitted(moved, kernel.posterior(moved, prior), last._replace(code=code))
+    return Fitted(moved, inference.posterior(moved, prior), last._replace(code=code))
 
 
 def _krylov(matrix: Callable[[Array], Array], right: Array) -> Array:

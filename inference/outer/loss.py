@@ -8,13 +8,13 @@ and the priors of its hyper-parameters:
 
 import enum
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 from numpyro import handlers
 from numpyro.contrib.module import nnx_module
 from numpyro.infer.elbo import ELBO
@@ -24,7 +24,7 @@ from fewshot.models.kernels import Hyper
 
 NETWORK, LOG = "network", "log"
 
-ForEach = Callable[[Callable[..., Any]], Callable[..., Any]]
+ForEach = Callable[[Callable[..., PyTree]], Callable[..., PyTree]]
 
 
 class Reduction(enum.Enum):
@@ -56,7 +56,7 @@ class Learnable(Protocol):
 
     diagnostics: ClassVar[Mapping[str, Reduction]]
 
-    def __call__(self, keys: Array, tasks: Any, for_each: ForEach) -> tuple[Outcome, Hyper]:
+    def __call__(self, keys: Array, tasks: PyTree, for_each: ForEach) -> tuple[Outcome, Hyper]:
         """The outcome of tasks [T], one key [T] each, and the hyper-parameters; `for_each` maps over the tasks."""
         ...
 
@@ -74,7 +74,7 @@ class StepLog(NamedTuple):
     diagnostics: dict[str, Array]
 
 
-def outer_model(module: Any, for_each: ForEach, tasks: Any, keys: Array) -> Outcome:
+def outer_model(module: Learnable, for_each: ForEach, tasks: PyTree, keys: Array) -> Outcome:
     """The module and the priors of its hyper-parameters, as NumPyro sites."""
     outcome, hyper = nnx_module(NETWORK, module)(keys, tasks, for_each)
     priors = module.priors()
@@ -91,8 +91,8 @@ class OuterLoss(ELBO):
         super().__init__(num_particles=1)
 
     def loss_with_mutable_state(
-        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, tasks: Any, keys: Array
-    ) -> dict[str, Any]:
+        self, rng_key: Array, param_map: dict, model: Callable, guide: Callable, tasks: PyTree, keys: Array
+    ) -> dict[str, PyTree]:
         """Loss, and the mutable state with the running statistics and the log of this step."""
         del guide
         with handlers.trace() as sites, handlers.seed(rng_seed=rng_key), handlers.substitute(data=param_map):

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from fewshot.inference.inner.base import InferenceKernel, Info
+from fewshot.inference.inner.base import Inference, Info
 from fewshot.inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
 from fewshot.inference.predictive import predict
 from fewshot.models.gaussian import GaussianPrior
@@ -30,7 +30,7 @@ class EmbeddedTask(NamedTuple):
 class Inner(NamedTuple):
     """The inner loop of one objective: algorithm, number of steps, how the gradient crosses it, classes of a task."""
 
-    kernel: InferenceKernel
+    inference: Inference
     steps: int
     hypergradient: HyperGradient
     classes: int
@@ -53,8 +53,8 @@ def elbo(
     """(E1) lower bound of the merged task: support and query are one labelled set of N + Q points."""
     del likelihood
     prior, y = _merged(process, task, inner.classes)
-    fitted = inner.hypergradient(key, inner.kernel, prior, y, None, inner.steps)
-    return TaskOutcome(inner.kernel.elbo(fitted.state, fitted.posterior, y, None), len(y), fitted.info)
+    fitted = inner.hypergradient(key, inner.inference, prior, y, None, inner.steps)
+    return TaskOutcome(inner.inference.elbo(fitted.state, fitted.posterior, y, None), len(y), fitted.info)
 
 
 def evidence(
@@ -67,14 +67,14 @@ def evidence(
     """
     del likelihood
     prior, y = _merged(process, task, inner.classes)
-    fitted = inner.hypergradient(key, inner.kernel, prior, y, None, inner.steps)
-    if inner.kernel.log_evidence is None:
-        raise ValueError(f"inference {inner.kernel.traits.name} has no sites, so it has no evidence")
-    value = inner.kernel.log_evidence(fitted.state, prior)
-    if not inner.kernel.traits.evidence_value:
+    fitted = inner.hypergradient(key, inner.inference, prior, y, None, inner.steps)
+    if inner.inference.log_evidence is None:
+        raise ValueError(f"inference {inner.inference.traits.name} has no sites, so it has no evidence")
+    value = inner.inference.log_evidence(fitted.state, prior)
+    if not inner.inference.traits.evidence_value:
         held = jax.lax.stop_gradient(fitted.posterior)  # so that the bound is a function of those parameters alone
-        bound = inner.kernel.elbo(fitted.state, held, y, None)
-        if not inner.kernel.traits.free_sites:
+        bound = inner.inference.elbo(fitted.state, held, y, None)
+        if not inner.inference.traits.free_sites:
             bound = jax.lax.stop_gradient(bound)
         value = value - jax.lax.stop_gradient(value) + bound
     return TaskOutcome(value, len(y), fitted.info)
@@ -86,33 +86,33 @@ def predictive(
     """(E3) sum over queries of log E_q[p(y_* | f_*)], q given the support only."""
     fit_key, predict_key = jax.random.split(key)
     prior = process.prior(task.support, inner.classes)
-    fitted = inner.hypergradient(fit_key, inner.kernel, prior, task.y_support, None, inner.steps)
+    fitted = inner.hypergradient(fit_key, inner.inference, prior, task.y_support, None, inner.steps)
     query = process.query(task.support, task.query, inner.classes)
     probabilities = predict(predict_key, likelihood, fitted.posterior, query)
     own = jnp.take_along_axis(probabilities, task.y_query[:, None], axis=1)
     return TaskOutcome(jnp.sum(jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny))), len(task.y_query), fitted.info)
 
 
-def check_combination(kernel: InferenceKernel, objective: Objective, hypergradient: HyperGradient) -> None:
+def check_combination(inference: Inference, objective: Objective, hypergradient: HyperGradient) -> None:
     """Raises ValueError, with the reason, for a product of arguments that makes no sense (docs/hypergradients.md)."""
-    reason = refusal(kernel, objective, hypergradient)
+    reason = refusal(inference, objective, hypergradient)
     if reason:
         raise ValueError(
-            f"inference {kernel.traits.name} with objective {objective.__name__} and hyper-gradient "
+            f"inference {inference.traits.name} with objective {objective.__name__} and hyper-gradient "
             f"{hypergradient.__name__} is refused: {reason}"
         )
 
 
-def refusal(kernel: InferenceKernel, objective: Objective, hypergradient: HyperGradient) -> str:
+def refusal(inference: Inference, objective: Objective, hypergradient: HyperGradient) -> str:
     """Why a combination makes no sense; empty where it does."""
-    traits = kernel.traits
-    if kernel.sites is None and (hypergradient is not unroll or objective is evidence):
+    traits = inference.traits
+    if inference.sites is None and (hypergradient is not unroll or objective is evidence):
         return "it has no sites, so it supports the objectives elbo and predictive with the hyper-gradient unroll only"
     if traits.sampled and hypergradient is not sites:
         return "its states are random draws, through which no gradient passes; use hyper-gradient sites"
     if traits.sampled and objective is elbo:
         return "draws maximise no bound; use evidence (Fisher's identity) or predictive"
-    if hypergradient is implicit and kernel.fixed_point is None:
+    if hypergradient is implicit and inference.fixed_point is None:
         return "its sites are known in closed form, there is no fixed point to differentiate; use hyper-gradient sites"
     if objective is evidence and hypergradient is sites and traits.evidence_value and not traits.differentiable_sites:
         return "its evidence follows its mode, which fixed sites do not; use hyper-gradient implicit or unroll"

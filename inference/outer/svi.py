@@ -7,21 +7,21 @@ steps that are dispatched together changes it. The loss of a step is that of los
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Int, Key, PyTree
 from numpyro.infer import SVI
 from numpyro.infer.svi import SVIState
 
 from fewshot.inference.outer.devices import TASKS, SharedOptimiser, over_tasks, own, replicate, total
 from fewshot.inference.outer.loss import LOG, NETWORK, Learnable, Outcome, OuterLoss, Reduction, StepLog, outer_model
 
-Sampler = Callable[[Key[Array, ""]], Any]
+Sampler = Callable[[Key[Array, ""]], PyTree]
 
 
 class Trainer(NamedTuple):
@@ -35,7 +35,7 @@ class Trainer(NamedTuple):
 
     init: Callable[[], SVIState]
     step: "Step"
-    module: Callable[[SVIState], Any]
+    module: Callable[[SVIState], PyTree]
 
 
 def make_trainer(
@@ -57,7 +57,7 @@ def make_trainer(
     alone = tasks_per_step == jax.process_count() == (1 if mesh is None else mesh.size)
     for_each = _for_one_task if alone else jax.vmap
 
-    def model(*tasks_and_keys: Any) -> Outcome:
+    def model(*tasks_and_keys: PyTree) -> Outcome:
         return outer_model(network.module(), for_each, *tasks_and_keys)
 
     shared = optimiser if mesh is None else SharedOptimiser(optimiser, partial(_combined, module.diagnostics))
@@ -76,7 +76,7 @@ class Step(NamedTuple):
     between dispatches only, which a GPU needs; on CPU, XLA runs a convolution inside a loop many times slower.
     """
 
-    jitted: Any
+    jitted: jax.stages.Wrapped
     sampler: Callable
 
     def __call__(
@@ -84,7 +84,7 @@ class Step(NamedTuple):
     ) -> tuple[SVIState, StepLog]:
         return self.jitted(state, index, self.sampler, count)
 
-    def lower(self, state: SVIState, index: Int[Array, ""] | int, count: int | None = None) -> Any:
+    def lower(self, state: SVIState, index: Int[Array, ""] | int, count: int | None = None) -> PyTree:
         """`jax.jit`'s `lower`; what it compiles to takes (state, index, sampler)."""
         return self.jitted.lower(state, index, self.sampler, count)
 
@@ -92,21 +92,21 @@ class Step(NamedTuple):
 class _Network(NamedTuple):
     """A module as NumPyro registers it, in parts: its structure, its parameters, its running statistics."""
 
-    graph: Any
+    graph: nnx.GraphDef
     params: nnx.State
     statistics: nnx.State
 
     @classmethod
-    def of(cls, module: Any) -> "_Network":
+    def of(cls, module: Learnable) -> "_Network":
         """The parts of a module."""
         graph, params, *others = nnx.split(module, nnx.Param, ...)
         return cls(graph, params, others[0])
 
-    def module(self) -> Any:
+    def module(self) -> Learnable:
         """Merged anew each time: NumPyro's registration writes traced values into the module that it is given."""
         return nnx.merge(self.graph, self.params, self.statistics, copy=True)
 
-    def learned(self, values: dict[str, Any], mutable_state: dict[str, Any]) -> Any:
+    def learned(self, values: dict[str, PyTree], mutable_state: dict[str, PyTree]) -> Learnable:
         """The module at learned values and running statistics, as SVI holds them."""
         module = self.module()
         if f"{NETWORK}$params" in values:
@@ -145,7 +145,7 @@ class _OuterLoop:
             return self._one(state, index, sampler)
         return jax.lax.scan(lambda now, i: self._one(now, i, sampler), state, index + jnp.arange(count))
 
-    def module(self, state: SVIState) -> Any:
+    def module(self, state: SVIState) -> Learnable:
         """The module with its learned values."""
         # A copy: the next step is given the state's own arrays, and they are gone with it.
         optim_state, mutable_state = jax.tree.map(lambda leaf: jnp.copy(own(leaf)), state[:2])
@@ -168,8 +168,8 @@ class _OuterLoop:
 
 
 def _combined(
-    reductions: Mapping[str, Reduction], loss: Array, state: dict[str, Any], gradients: Any
-) -> tuple[Array, dict[str, Any], Any]:
+    reductions: Mapping[str, Reduction], loss: Array, state: dict[str, PyTree], gradients: PyTree
+) -> tuple[Array, dict[str, PyTree], PyTree]:
     """Loss, mutable state and gradients of all tasks, from those of each device's own.
 
     Running statistics move by a mean over tasks, so the mean over devices of equal shares is what one device records.
@@ -192,10 +192,10 @@ def _combined(
     return loss, {**statistics, LOG: {"row": row}}, gradients
 
 
-def _for_one_task(function: Callable[..., Any]) -> Callable[..., Any]:
+def _for_one_task(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
     """What vmap does to a batch of one task, without a batch: that takes a processor a third of the time."""
 
-    def alone(*stacked: Any) -> Any:
+    def alone(*stacked: PyTree) -> PyTree:
         outcome = function(*jax.tree.map(lambda leaf: leaf[0], stacked))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], outcome)
 
@@ -208,5 +208,5 @@ def _restored(like: nnx.State, values: dict) -> nnx.State:
     return restored
 
 
-def _no_guide(*_: Any) -> None:
+def _no_guide(*_: PyTree) -> None:
     """Hyper-parameters are point estimates: nothing is sampled."""

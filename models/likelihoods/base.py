@@ -4,25 +4,28 @@ Letters: C classes, N points, Q queries, M nodes. y [N] int holds labels 0..C-1,
 `classes` [C] marks the classes that exist; a masked class enters no normaliser and is predicted with probability 0.
 """
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.expectations import MonteCarlo, Points, expect
-from fewshot.models.gaussian import AnySites, Marginals
+from fewshot.models.gaussian import AnySites, JointMarginals, Marginals
+
+Aux: TypeAlias = PyTree  # augmented latents: a pytree of the likelihood's own
+Mine = TypeVar("Mine")
 
 
 @runtime_checkable
 class Likelihood(Protocol):
     """Tier 1: p(y | f) for independent labelled points. Implementations are frozen dataclasses and pytrees.
 
-    prior_mean: where a learned constant mean of f starts; None where only differences of logits matter. A class may
-    add `log_concave = True` where log p(y | f) is concave in f, so that no precision is negative but by sampling noise.
+    prior_mean: where a learned constant mean of f starts; None for none. A class may add `log_concave = True` where
+    log p(y | f) is concave in f, so that no precision is negative but by sampling noise, and `differences_only = True`
+    where p(y | f) knows differences of logits alone.
     """
 
     @property
@@ -118,11 +121,11 @@ class AugmentedLikelihood(Likelihood, Protocol):
         y: Int[Array, " N"],
         f: Float[Array, "C N"],
         classes: Bool[Array, " C"] | None = None,
-    ) -> Any:
+    ) -> Aux:
         """An exact draw of aux given y and f."""
         ...
 
-    def sites(self, y: Int[Array, " N"], aux: Any, classes: Bool[Array, " C"] | None = None) -> AnySites:
+    def sites(self, y: Int[Array, " N"], aux: Aux, classes: Bool[Array, " C"] | None = None) -> AnySites:
         """p(y, aux | f) as a function of f: its sites."""
         ...
 
@@ -130,13 +133,13 @@ class AugmentedLikelihood(Likelihood, Protocol):
         self,
         y: Int[Array, " N"],
         marginals: Marginals | JointMarginals,
-        aux: Any = None,
+        aux: Aux = None,
         classes: Bool[Array, " C"] | None = None,
-    ) -> Any:
+    ) -> Aux:
         """Factors q(aux) that raise the bound given q(f); `aux` holds the last ones (None at first)."""
         ...
 
-    def expected_sites(self, y: Int[Array, " N"], aux: Any, classes: Bool[Array, " C"] | None = None) -> AnySites:
+    def expected_sites(self, y: Int[Array, " N"], aux: Aux, classes: Bool[Array, " C"] | None = None) -> AnySites:
         """exp E_q(aux) log p(y, aux | f) as a function of f: its sites."""
         ...
 
@@ -144,7 +147,7 @@ class AugmentedLikelihood(Likelihood, Protocol):
         self,
         y: Int[Array, " N"],
         marginals: Marginals | JointMarginals,
-        aux: Any,
+        aux: Aux,
         classes: Bool[Array, " C"] | None = None,
     ) -> Float[Array, " N"]:
         """E_q[log p(y_n, aux | f_n) - log q(aux)], at most E_q log p(y_n | f_n)."""
@@ -154,11 +157,11 @@ class AugmentedLikelihood(Likelihood, Protocol):
         """aux as NumPyro sample sites, and the tilt p(y, aux | f) / p(aux) as a factor."""
         ...
 
-    def log_joint(self, y: Int[Array, " N"], aux: Any, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+    def log_joint(self, y: Int[Array, " N"], aux: Aux, f: Float[Array, "C N"]) -> Float[Array, " N"]:
         """log p(y_n, aux | f_n)."""
         ...
 
-    def log_conditional(self, y: Int[Array, " N"], aux: Any, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+    def log_conditional(self, y: Int[Array, " N"], aux: Aux, f: Float[Array, "C N"]) -> Float[Array, " N"]:
         """log p(aux | y_n, f_n)."""
         ...
 
@@ -174,7 +177,7 @@ class NoParameters:
         """None."""
         return {}
 
-    def with_parameters(self, values: dict[str, Array]) -> Any:
+    def with_parameters(self: Mine, values: dict[str, Array]) -> Mine:
         """Itself."""
         del values
         return self

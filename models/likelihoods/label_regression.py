@@ -1,5 +1,6 @@
 """Label regression (DKT): each one-versus-rest label, coded as -1 or 1, is regressed with Gaussian noise."""
 
+import enum
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -8,10 +9,16 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.expectations import Points
-from fewshot.models.gaussian import Marginals
+from fewshot.models.gaussian import JointMarginals, Marginals
 from fewshot.models.likelihoods.base import check_positive, one_hot
+
+
+class Rule(enum.Enum):
+    """How class probabilities come from a regression of labels."""
+
+    DENSITY = "density"  # normalised over the label (R5)
+    SIGMOID = "sigmoid"  # of every posterior mean, as published (R6)
 
 
 @jax.tree_util.register_dataclass
@@ -19,19 +26,19 @@ from fewshot.models.likelihoods.base import check_positive, one_hot
 class LabelRegression:
     """Density prod_c N(2 Y_c - 1; f_c, s2), with noise variance s2.
 
-    rule: class probabilities from the "density" normalised over the label (R5), or by the published "sigmoid" of every
-    posterior mean (R6). Raises ValueError for other rules, and for noise that is not positive.
+    rule: where class probabilities come from. Raises ValueError for noise that is not positive, TypeError for what
+    is no Rule.
     """
 
     noise: float | Float[Array, ""] = 0.1
-    rule: str = field(default="density", metadata={"static": True})
+    rule: Rule = field(default=Rule.DENSITY, metadata={"static": True})
 
     prior_mean: ClassVar[float | None] = 0.0
     log_concave: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if self.rule not in ("density", "sigmoid"):
-            raise ValueError(f'rule must be "density" or "sigmoid", got {self.rule!r}')
+        if not isinstance(self.rule, Rule):
+            raise TypeError(f"expected a Rule, got {self.rule!r}; use Rule.DENSITY or Rule.SIGMOID")
         check_positive("noise", self.noise)
 
     def parameters(self) -> dict[str, float | Array]:
@@ -76,7 +83,7 @@ class LabelRegression:
         """softmax_k 2 m_k / (v_k + s2), or s(m_k) / sum_c s(m_c); the key is not used."""
         del key
         logits = 2 * marginals.mean / (marginals.variance + self.noise)
-        if self.rule == "sigmoid":
+        if self.rule is Rule.SIGMOID:
             logits = jax.nn.log_sigmoid(marginals.mean)
         return jax.nn.softmax(logits if classes is None else jnp.where(classes[:, None], logits, -jnp.inf), axis=0).T
 

@@ -19,9 +19,8 @@ import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.expectations import Points, expect, expected_log_sigmoid, expected_log_sum_sigmoid
-from fewshot.models.gaussian import Marginals, Sites
+from fewshot.models.gaussian import JointMarginals, Marginals, SimplexSites, Sites
 from fewshot.models.likelihoods.base import CategoricalLabels, check_positive, one_hot, own, present, present_or_zero
 from fewshot.models.polya_gamma import (
     PolyaGamma,
@@ -30,7 +29,6 @@ from fewshot.models.polya_gamma import (
     polya_gamma_mean,
     sample_polya_gamma,
 )
-from fewshot.models.simplex_sites import SimplexSites
 
 COUNTED = 1e4  # Poisson rates up to here are drawn by JAX's rejection
 

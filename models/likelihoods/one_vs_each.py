@@ -20,9 +20,9 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int, Key
 from numpyro.distributions import constraints
 
-from fewshot.models.block_gaussian import JointMarginals
-from fewshot.models.expectations import Points, expect, expected_log_sigmoid, logits_at
-from fewshot.models.gaussian import Marginals, square_root
+from fewshot.models.expectations import Points, expect, expected_log_sigmoid
+from fewshot.models.gaussian import JointMarginals, Marginals, StarSites
+from fewshot.models.gaussian.factors import square_root
 from fewshot.models.likelihoods.base import IntegerLabels, NoParameters, SampledPrediction, one_hot, own
 from fewshot.models.polya_gamma import (
     PolyaGamma,
@@ -31,7 +31,6 @@ from fewshot.models.polya_gamma import (
     polya_gamma_mean,
     sample_polya_gamma_one,
 )
-from fewshot.models.star_sites import StarSites
 
 
 class OneVsEachLatents(NamedTuple):
@@ -57,6 +56,7 @@ class OneVsEach(IntegerLabels, SampledPrediction, NoParameters):
     prediction_draws: int = 512
 
     prior_mean: ClassVar[float | None] = None
+    differences_only: ClassVar[bool] = True
     log_concave: ClassVar[bool] = True
 
     def log_prob(
@@ -95,7 +95,7 @@ class OneVsEach(IntegerLabels, SampledPrediction, NoParameters):
         mean = marginals.mean
         points = self.prediction_points(key, mean)
         real = jnp.ones(mean.shape[0], bool) if classes is None else classes
-        f = logits_at(marginals, points)
+        f = marginals.at(points.nodes)
         densities = _densities(f.reshape(len(f), -1), real).reshape(f.shape)
         return jnp.einsum("m,cmq->qc", points.weights, densities, precision=jax.lax.Precision.HIGHEST)
 

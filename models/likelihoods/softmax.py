@@ -8,11 +8,9 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int
 
-from fewshot.models.block_gaussian import JointMarginals
 from fewshot.models.expectations import Points, expect, expected_log_sum_exp
-from fewshot.models.gaussian import Marginals
+from fewshot.models.gaussian import JointMarginals, Marginals, SimplexSites
 from fewshot.models.likelihoods.base import CategoricalLabels, NoParameters, one_hot, own, present
-from fewshot.models.simplex_sites import SimplexSites
 
 
 @jax.tree_util.register_static
@@ -26,6 +24,7 @@ class Softmax(CategoricalLabels, NoParameters):
     prediction_draws: int = 512
 
     prior_mean: ClassVar[float | None] = None
+    differences_only: ClassVar[bool] = True
     log_concave: ClassVar[bool] = True
 
     def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:

@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,9 @@ def efficientnet_lite0(*, preparation: Preparation = TENSORFLOW, chunk: int | No
 
 
 @partial(jax.jit, static_argnums=0)
-def _features(graph: Any, state: Any, mean: Array, deviation: Array, pixels: Array) -> Float[Array, "B D"]:
+def _features(
+    graph: nnx.GraphDef, state: nnx.State, mean: Array, deviation: Array, pixels: Array
+) -> Float[Array, "B D"]:
     x = (pixels.astype(jnp.float32) - mean) / deviation
     return nnx.merge(graph, state)(x)
 
@@ -109,7 +111,7 @@ ARGUMENT = {"onnx": "FILE", "timm": "MODEL"}  # what follows the colon
 NAMES = tuple(f"{name}:{ARGUMENT[name]}" if name in ARGUMENT else name for name in ENCODERS)
 
 
-def load_encoder(name: str, **options: Any) -> Encoder:
+def load_encoder(name: str, **options: object) -> Encoder:
     """The encoder of that name; options are those of its entry in ENCODERS.
 
     Raises:

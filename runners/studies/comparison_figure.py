@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fewshot.evaluation.figures import Axes, Figure
 from fewshot.runners.studies.published import Published
 from fewshot.runners.studies.reporting import new_figure
 
@@ -11,7 +12,7 @@ NARROW = 4  # ratio of the ends of an axis up to which it is linear: a logarithm
 FILLED, HOLLOW = {"color": "tab:blue"}, {"color": "tab:blue", "markerfacecolor": "white"}
 
 
-def comparison_figure(rows: Sequence[Mapping[str, Any]], published: Sequence[Published]) -> Any:
+def comparison_figure(rows: Sequence[Mapping[str, Any]], published: Sequence[Published]) -> Figure:
     """Accuracy with its 95% interval, NLL and ECE of every row; a line of panels for each number of shots."""
     shots = sorted({row["shot"] for row in rows})
     lines = [_Line([row for row in rows if row["shot"] == shot], published, shot) for shot in shots]
@@ -36,7 +37,7 @@ class _Line:
         self.names = list(dict.fromkeys([*measured, *(printed.method for printed in self.published)]))
         self.heights = [self.names.index(name) for name in measured]
 
-    def accuracy(self, axis: Any) -> None:
+    def accuracy(self, axis: Axes) -> None:
         """Measured accuracy with its interval, and published ones."""
         values = [100 * row["accuracy"] for row in self.rows]
         margins = [100 * row["accuracy_ci95"] for row in self.rows]
@@ -47,7 +48,7 @@ class _Line:
         axis.grid(axis="y", color="0.9")
         axis.set_xlabel(f"accuracy, %, {self.shot}-shot")
 
-    def _as_printed(self, axis: Any, metric: str) -> None:
+    def _as_printed(self, axis: Axes, metric: str) -> None:
         """A published metric as diamonds, a colour for each source."""
         for number, source in enumerate(dict.fromkeys(printed.source for printed in self.published)):
             cells = {one.method: getattr(one, metric) for one in self.published if one.source == source}
@@ -59,7 +60,7 @@ class _Line:
             style = {"markersize": 4, "markerfacecolor": "white", "color": f"C{number + 1}"}
             axis.plot(list(shown.values()), list(shown), "D", label=source, **style)
 
-    def before_and_after(self, axis: Any, metric: str, label: str) -> None:
+    def before_and_after(self, axis: Axes, metric: str, label: str) -> None:
         """A metric at the run's temperature, and raw; published ECEs as diamonds."""
         from matplotlib.ticker import LogLocator
 

@@ -84,7 +84,7 @@ def _photographs() -> tuple[Method, ...]:
 # Likelihoods with their inferences; Gibbs of one-vs-each with both of its objectives.
 _PAIRS = (
     Method("softmax-cvi", "softmax", "cvi"),
-    Method("softmax-cvi-block", "softmax", "cvi", settings={"inference.covariance": "block"}),
+    Method("softmax-cvi-block", "softmax", "cvi", settings={"inference.sites": "block"}),
     Method("softmax-laplace", "softmax", "laplace"),
     Method("logistic-softmax-cavi", "logistic-softmax", "cavi"),
     Method("logistic-softmax-cvi", "logistic-softmax", "cvi"),

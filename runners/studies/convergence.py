@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fewshot.inference.inner import InferenceKernel, cavi, cvi, fit, gradient
+from fewshot.inference.inner import Inference, cavi, cvi, fit, gradient
 from fewshot.models.gaussian import GaussianPrior
 from fewshot.models.kernels import Cosine
 from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach, Softmax
@@ -78,7 +78,7 @@ def climbs(seed: int, shot: int, scales: tuple[float, ...], tasks: int, thin: in
     best = np.asarray(values(cvi(Softmax()), OPTIMUM)).max(axis=-1, keepdims=True)
     lengths, rates = LENGTHS[::-thin], RATES[::-thin]
 
-    def gap(kernel: InferenceKernel, steps: int = SHORT) -> Gaps:
+    def gap(kernel: Inference, steps: int = SHORT) -> Gaps:
         return np.asarray(best - values(kernel, steps))
 
     found = {
@@ -105,7 +105,7 @@ def problems(seed: int, shot: int, tasks: int) -> tuple[Float[Array, "E N N"], I
 
 @partial(jax.jit, static_argnums=(0, 1))
 def bounds(
-    kernel: InferenceKernel, steps: int, keys: Any, covariances: Float[Array, "scales E N N"], y: Int[Array, " N"]
+    kernel: Inference, steps: int, keys: Any, covariances: Float[Array, "scales E N N"], y: Int[Array, " N"]
 ) -> Float[Array, "scales E steps"]:
     """The bound after every step from the prior."""
 

@@ -20,11 +20,12 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fewshot.evaluation import metrics
-from fewshot.inference.inner import Code, InferenceKernel, Mask, cvi, exact, laplace
+from fewshot.inference.inner import Code, Inference, Mask, cvi, exact, laplace
 from fewshot.learners import GaussianProcess
 from fewshot.models.backbones import Identity
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.expectations import MonteCarlo
+from fewshot.models.gaussian import BlockSites
 from fewshot.models.kernels import RBF
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from fewshot.models.likelihoods.base import Likelihood
@@ -33,9 +34,9 @@ from fewshot.runners.studies.reporting import Row, StudyError, folder, new_figur
 NAME, CLASSES, BINS, SPLITS = "iris", 3, 10, 200
 BOUND_DRAWS, BLOCK = 1024, 10  # of the ELBO against softmax; splits that are solved together
 SHOTS = (1, 2, 3, 4, 5, 10, 15, 20, 25, 30)
-METHODS: dict[str, tuple[Likelihood, Callable[[Any], InferenceKernel]]] = {
+METHODS: dict[str, tuple[Likelihood, Callable[[Any], Inference]]] = {
     "softmax, cvi": (Softmax(), cvi),
-    "softmax, cvi with block sites": (Softmax(), partial(cvi, covariance="block")),
+    "softmax, cvi with block sites": (Softmax(), partial(cvi, sites=BlockSites)),
     "softmax, laplace": (Softmax(), laplace),
     "logistic-softmax, cvi": (LogisticSoftmax(), cvi),
     "one-vs-each, cvi": (OneVsEach(), cvi),

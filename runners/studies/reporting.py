@@ -5,14 +5,15 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
+from fewshot.evaluation.figures import Axes, Figure
 from fewshot.evaluation.text import format_markdown, format_table
 from fewshot.runners.cli.flags import OneLineParser, whole_number
 from fewshot.runners.cli.launch import launch
 from fewshot.tasks.replacing import replace_text
 
-Row = dict[str, Any]
+Row: TypeAlias = dict[str, Any]
 
 
 @runtime_checkable
@@ -29,7 +30,7 @@ def folder(name: str, quick: bool, out: str | None) -> Path:
     return path
 
 
-def write(path: Path, rows: Sequence[Row], tables: Mapping[str, Sequence[Sequence[str]]], **config: Any) -> None:
+def write(path: Path, rows: Sequence[Row], tables: Mapping[str, Sequence[Sequence[str]]], **config: object) -> None:
     """results.json (config and rows) and table.md, and the tables on the console; each table starts with its header."""
     replace_text(path / "results.json", json.dumps({"config": config, "rows": rows}, indent=2) + "\n")
     parts = []
@@ -39,13 +40,13 @@ def write(path: Path, rows: Sequence[Row], tables: Mapping[str, Sequence[Sequenc
     replace_text(path / "table.md", "\n".join(parts))
 
 
-def save(figure: Any, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
     """A matplotlib figure as PNG."""
     figure.savefig(path, dpi=120, bbox_inches="tight")
     print(f"wrote {path}")
 
 
-def new_figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Any, Any]:
+def new_figure(rows: int, columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, Axes]:
     """A figure that needs no display, and its axes [rows, columns]."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

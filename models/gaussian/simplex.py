@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Key
 
-from fewshot.models.block_gaussian import BlockAlgebra, ClassReduction, corrected
-from fewshot.models.gaussian import GaussianPrior, class_factors, log_determinant, square_root
+from fewshot.models.gaussian.blocks import BlockAlgebra, ClassReduction, corrected
+from fewshot.models.gaussian.factors import class_factors, log_determinant, square_root
+from fewshot.models.gaussian.marginals import AnyMarginals
+from fewshot.models.gaussian.prior import GaussianPrior
 
 
 class _SimplexFields(NamedTuple):
@@ -47,13 +49,18 @@ class SimplexSites(_SimplexFields, BlockAlgebra):
         normal = root * jax.random.normal(key, self.shift.shape, self.shift.dtype)
         return self.slope * (normal - self.probability * jnp.sum(normal, axis=0))
 
+    def distance(self, target: "SimplexSites", marginals: AnyMarginals, slope: Float[Array, "C N"]) -> Float[Array, ""]:
+        """Largest |diag(L - L^)| v / max(1, |slope|)."""
+        own = (sites.slope**2 * sites.probability * (1 - sites.probability) for sites in (self, target))
+        return jnp.max(jnp.abs(next(own) - next(own)) * marginals.variance / jnp.maximum(1.0, jnp.abs(slope)))
+
     def _reduce(self, prior: GaussianPrior) -> "LowRankReduction":
         """L = D - u u^T with D = p slope^2 and u = p slope; the inner matrix I - u^T E u is sum_c p^1/2 B_c^-1 p^1/2.
 
         Written so, it is a sum of positive definite matrices and nothing cancels at large output scales.
         """
         root = square_root(self.probability)
-        weight, inverse, determinant = class_factors(prior, self.probability * self.slope**2)
+        weight, inverse, determinant = class_factors(prior.covariance, self.probability * self.slope**2)
         solved = jnp.swapaxes(inverse, 1, 2) @ (inverse * root[:, None, :])  # B^-1 p^1/2
         carried = weight[:, :, None] * solved
         core = jnp.linalg.cholesky(jnp.einsum("cn,cnm->nm", root, solved))

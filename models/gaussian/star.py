@@ -6,18 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key
 
-from fewshot.models.block_gaussian import BlockAlgebra, BlockPosterior, ClassReduction
-from fewshot.models.gaussian import (
-    Evidence,
-    GaussianPrior,
-    Marginals,
-    class_factors,
-    closed_log_normaliser,
-    log_normaliser_of,
-    prior_marginals,
-    square_root,
-)
-from fewshot.models.star_reduction import CentredReduction, StarReduction, couple
+from fewshot.models.gaussian.blocks import BlockAlgebra, BlockPosterior, ClassReduction
+from fewshot.models.gaussian.evidence import Evidence, closed_log_normaliser, log_normaliser_of
+from fewshot.models.gaussian.factors import class_factors, square_root
+from fewshot.models.gaussian.marginals import AnyMarginals, Marginals
+from fewshot.models.gaussian.prior import GaussianPrior
+from fewshot.models.gaussian.star_reduction import CentredReduction, StarReduction, couple
 
 
 class _StarFields(NamedTuple):
@@ -59,6 +53,11 @@ class StarSites(_StarFields, BlockAlgebra):
         along = square_root(self.rays) * jax.random.normal(key, self.rays.shape, self.rays.dtype)
         return self.centre * jnp.sum(along, axis=0) - along
 
+    def distance(self, target: "StarSites", marginals: AnyMarginals, slope: Float[Array, "C N"]) -> Float[Array, ""]:
+        """Largest |w - w^| v / max(1, |slope|) of the rays."""
+        difference = jnp.abs(self.rays - target.rays) * marginals.variance
+        return jnp.max(difference / jnp.maximum(1.0, jnp.abs(slope)))
+
     def condition(self, prior: GaussianPrior) -> BlockPosterior:
         """Exact posterior of N(a, K) times the sites, with the marginals of the differences that the sites know."""
         reduction = self._reduce(prior)
@@ -91,7 +90,7 @@ class StarSites(_StarFields, BlockAlgebra):
     def _reduce(self, prior: GaussianPrior) -> CentredReduction:
         """L = D + U_- U_-^T - U_+ U_+^T with D diagonal and U_+, U_- diagonal in every class (O5)."""
         degree = self.rays + self.centre * jnp.sum(self.rays, axis=0)
-        weight, inverse, determinant = class_factors(prior, degree)
+        weight, inverse, determinant = class_factors(prior.covariance, degree)
         whitened = inverse @ (weight[:, :, None] * prior.covariance)
         kept = prior.covariance - jnp.swapaxes(whitened, 1, 2) @ whitened  # E [C, N, N]
         plus, minus = self._spokes()
@@ -113,4 +112,4 @@ class StarSites(_StarFields, BlockAlgebra):
 
 def _covariance_blocks(prior: GaussianPrior, reduction: CentredReduction) -> Array:
     """V_nn = K_nn - k_n F k_n^T [N, C, C] (B1)."""
-    return prior_marginals(prior).covariance_blocks() - reduction.explained_here()
+    return prior.marginals().covariance_blocks() - reduction.explained_here()

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import lu_solve
 from jaxtyping import Array, Float
 
-from fewshot.models.block_gaussian import ClassReduction, corrected
-from fewshot.models.gaussian import apply_covariance, cholesky_inverse, highest_precision
+from fewshot.models.gaussian.blocks import ClassReduction, corrected
+from fewshot.models.gaussian.factors import apply_covariance, cholesky_inverse, highest_precision
 
 
 class Core(NamedTuple):

@@ -6,8 +6,8 @@ Everything follows from F = L - L V L = (K + L^-1)^-1, which exists for singular
     (B4) query: k_** - k_* F k_*^T                                       (B5) KL as G5, trace term sum_n tr(L_n V_nn)
 
 This file holds what all kinds of blocks share. They differ in how F and log|I + K L| are found: any L_n by one dense
-factorisation of N C rows (dense_sites.py), stars and simplices in O(C N^3), as a diagonal of class-wise factors plus a
-correction of rank 2 N or N (star_reduction.py, simplex_sites.py; the matrix inversion lemma; OVE appendix B, Rasmussen
+factorisation of N C rows (dense.py), stars and simplices in O(C N^3), as a diagonal of class-wise factors plus a
+correction of rank 2 N or N (star_reduction.py, simplex.py; the matrix inversion lemma; OVE appendix B, Rasmussen
 and Williams 2006 algorithm 3.3).
 
 Every triangular solve of these files waits for the one before it. On CPU, jaxlib 0.10.2 hangs for good where as many
@@ -19,48 +19,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float, Key
 
-from fewshot.models.gaussian import (
-    GaussianPrior,
-    Marginals,
-    Query,
-    apply_covariance,
-    highest_precision,
-    log_normaliser_of,
-    prior_marginals,
-)
-
-
-class JointMarginals(NamedTuple):
-    """Normals of the logits of each point, coupled between the classes: mean [C, N], covariance [N, C, C]."""
-
-    mean: Float[Array, "C N"]
-    covariance: Float[Array, "N C C"]
-
-    @property
-    def variance(self) -> Float[Array, "C N"]:
-        """Variances alone."""
-        return jnp.diagonal(self.covariance, axis1=-2, axis2=-1).T
-
-    def covariance_blocks(self) -> Float[Array, "N C C"]:
-        """The covariance."""
-        return self.covariance
-
-    def differences(self, classes: Bool[Array, " C"] | None = None) -> "JointMarginals":
-        """Marginals of f_c - f_r, r the first class that exists: all that a function of differences knows of f.
-
-        Nodes are then spent on differences alone, and derivatives in the mean and covariance sum to 0 over the classes
-        of a point, sampled or not. Exact zeros at r and at classes that do not exist.
-        """
-        real = jnp.ones(self.mean.shape[0], bool) if classes is None else classes
-        first = jnp.argmax(real)
-        kept = real & (jnp.arange(self.mean.shape[0]) != first)
-        crossed = jnp.take(self.covariance, first, axis=2)
-        own = jnp.take(crossed, first, axis=1)[:, None, None]
-        spread = self.covariance - crossed[:, :, None] - crossed[:, None, :] + own
-        mean = jnp.where(kept[:, None], self.mean - jnp.take(self.mean, first, axis=0), 0.0)
-        return JointMarginals(mean, jnp.where(kept[:, None] & kept, spread, 0.0))
+from fewshot.models.gaussian.evidence import log_normaliser_of
+from fewshot.models.gaussian.factors import apply_covariance, highest_precision
+from fewshot.models.gaussian.marginals import JointMarginals, Marginals
+from fewshot.models.gaussian.prior import GaussianPrior, Query
 
 
 @runtime_checkable
@@ -109,12 +73,24 @@ class BlockPosterior(NamedTuple):
         """Marginals of q at the labelled points."""
         return JointMarginals(self.mean, self.covariance)
 
+    @property
+    def seen(self) -> Marginals | JointMarginals:
+        """What the sites know of f: of stars the differences, which cost less."""
+        return self.marginals if self.differences is None else self.differences
+
     @highest_precision
     def predict(self, query: Query) -> JointMarginals:
         """Marginals of the latent logits at new inputs (G7, B4)."""
         mean = query.mean + self.alpha @ query.cross.T
         prior = Marginals(mean, jnp.broadcast_to(query.variance, mean.shape)).covariance_blocks()
         return JointMarginals(mean, prior - self.reduction.explained(query.cross))
+
+    @highest_precision
+    def draws(self, key: Key[Array, ""], prior: GaussianPrior, count: int) -> Float[Array, "1 D C N"]:
+        """Joint draws of f at the labelled points, by a root of V."""
+        spread = covariance_root(self, prior)
+        normal = jax.random.normal(key, (count, spread.shape[0]), spread.dtype)
+        return (self.mean + (normal @ spread.T).reshape(count, *self.mean.shape))[None]
 
 
 class BlockAlgebra:
@@ -135,11 +111,15 @@ class BlockAlgebra:
     def _reduce(self, prior: GaussianPrior) -> Reduction:
         raise NotImplementedError
 
+    def prior_marginals(self, prior: GaussianPrior) -> JointMarginals:
+        """Marginals of the prior in the form that a posterior with such sites has."""
+        return JointMarginals(prior.mean, prior.marginals().covariance_blocks())
+
     def condition(self, prior: GaussianPrior) -> BlockPosterior:
         """Exact posterior of N(a, K) times the sites."""
         reduction = self._reduce(prior)
         alpha, deviation = self._alpha(prior, reduction)
-        covariance = prior_marginals(prior).covariance_blocks() - reduction.explained(prior.covariance)
+        covariance = prior.marginals().covariance_blocks() - reduction.explained(prior.covariance)
         trace = jnp.sum(self.blocks() * covariance)
         kl = 0.5 * (reduction.log_determinant - trace + jnp.sum(deviation * alpha))
         return BlockPosterior(prior.mean + deviation, covariance, alpha, reduction, kl)

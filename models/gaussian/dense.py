@@ -7,8 +7,10 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fewshot.models.block_gaussian import BlockAlgebra
-from fewshot.models.gaussian import GaussianPrior
+from fewshot.models.gaussian.blocks import BlockAlgebra
+from fewshot.models.gaussian.factors import semidefinite_cholesky
+from fewshot.models.gaussian.marginals import AnyMarginals, JointMarginals
+from fewshot.models.gaussian.prior import GaussianPrior
 
 DENSE_LIMIT = 4_000  # rows of the dense factorisation: 64 MB in float32, some 20 GFLOP
 
@@ -22,6 +24,56 @@ class BlockSites(_BlockFields, BlockAlgebra):
     """Any blocks: shift h [C, N] and precision L [N, C, C], positive semi-definite; N C is at most DENSE_LIMIT."""
 
     __slots__ = ()
+
+    @classmethod
+    def zero(cls, prior: GaussianPrior) -> "BlockSites":
+        """Sites that say nothing."""
+        classes, points = prior.mean.shape
+        return cls(jnp.zeros_like(prior.mean), jnp.zeros((points, classes, classes), prior.mean.dtype))
+
+    @classmethod
+    def with_slope(
+        cls, slope: Float[Array, "C N"], precision: Float[Array, "N C C"], mean: Float[Array, "C N"]
+    ) -> "BlockSites":
+        """Sites of that precision whose log has the slope g at f = m: h = g + L m."""
+        flat = cls(slope, precision)
+        return flat.shifted(flat.times(mean))
+
+    @staticmethod
+    def curvature(slopes: JointMarginals) -> Float[Array, "N C C"]:
+        """-2 g_V, symmetric: the precision (C1) that the slopes of E_q[log p(y | f)] ask for, of any sign."""
+        return -(slopes.covariance + jnp.swapaxes(slopes.covariance, 1, 2))
+
+    @staticmethod
+    def of_blocks(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"]:
+        """The part of a curvature [N, C, C] that such sites can hold: all of it."""
+        return blocks
+
+    @staticmethod
+    def nonnegative(curvature: Float[Array, "N C C"]) -> tuple[Float[Array, "N C C"], Int[Array, ""]]:
+        """The curvature with negative eigenvalues set to 0, and how many there were."""
+        return positive_part(curvature)
+
+    @property
+    def longest_step(self) -> float:
+        """In units of the way to the target: beyond it the precision could have negative eigenvalues."""
+        return 1.0
+
+    def moved(self, length: Float[Array, ""], direction: "BlockSites") -> "BlockSites":
+        """The sites after a step of at most the whole way."""
+        return BlockSites(*(site + length * part for site, part in zip(self, direction, strict=True)))
+
+    def inner(self, other: "BlockSites", marginals: JointMarginals) -> Float[Array, ""]:
+        """Inner product in the Fisher metric of normals about their mean, point by point: h V h + tr(V L V L) / 2."""
+        spread = marginals.covariance
+        shifts = jnp.einsum("cn,ncd,dn->", self.shift, spread, other.shift)
+        return shifts + 0.5 * jnp.einsum("nab,nbc,ncd,nda->", spread, self.precision, spread, other.precision)
+
+    def distance(self, target: "BlockSites", marginals: AnyMarginals, slope: Float[Array, "C N"]) -> Float[Array, ""]:
+        """Largest difference of precisions in units of the deviations, relative to max(1, |slope|)."""
+        deviation = jnp.sqrt(jnp.maximum(marginals.variance, 0.0)).T
+        difference = (self.precision - target.precision) * deviation[:, :, None] * deviation[:, None, :]
+        return jnp.max(jnp.abs(difference) / jnp.maximum(1.0, jnp.abs(slope.T[:, :, None])))
 
     def blocks(self) -> Float[Array, "N C C"]:
         """L."""
@@ -48,7 +100,7 @@ class BlockSites(_BlockFields, BlockAlgebra):
         if size > DENSE_LIMIT:
             raise ValueError(
                 f"dense block sites are limited to N C = {DENSE_LIMIT:,}, got {points} points and {classes} classes; "
-                'use covariance="diagonal", or fewer points'
+                "use diagonal Sites, or fewer points"
             )
         root = semidefinite_cholesky(self.precision)  # [N, C, I]
         covariance = jnp.broadcast_to(prior.covariance, (classes, points, points))
@@ -78,32 +130,6 @@ class DenseReduction(NamedTuple):
         rows = jnp.broadcast_to(cross, (self.factor.shape[1], *cross.shape[-2:]))
         seen = jnp.einsum("jcn,cqn->qjc", self.factor, rows)
         return jnp.swapaxes(seen, 1, 2) @ seen
-
-
-def zero_block_sites(prior: GaussianPrior) -> BlockSites:
-    """Block sites that say nothing."""
-    classes, points = prior.mean.shape
-    return BlockSites(jnp.zeros_like(prior.mean), jnp.zeros((points, classes, classes), prior.mean.dtype))
-
-
-def semidefinite_cholesky(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"]:
-    """Lower triangular U [N, C, C] with U U^T = blocks, for positive semi-definite blocks of any rank.
-
-    A pivot that is 0 to rounding gives a column of zeros, with derivative 0, where the textbook algorithm divides.
-    """
-    classes = blocks.shape[-1]
-    largest = jnp.max(jnp.diagonal(blocks, axis1=-2, axis2=-1), axis=-1)
-    floor = classes * jnp.finfo(blocks.dtype).eps * largest
-    columns: list[Array] = []
-    for j in range(classes):
-        rest = blocks[..., j] - sum(
-            (column * column[..., j, None] for column in columns), jnp.zeros_like(floor[..., None])
-        )
-        present = rest[..., j] > floor
-        pivot = jnp.sqrt(jnp.where(present, rest[..., j], 1.0))
-        below = jnp.arange(classes) >= j
-        columns.append(jnp.where(present[..., None] & below, rest / pivot[..., None], 0.0))
-    return jnp.stack(columns, axis=-1)
 
 
 def positive_part(blocks: Float[Array, "N C C"]) -> tuple[Float[Array, "N C C"], Int[Array, ""]]:
