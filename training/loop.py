@@ -93,7 +93,7 @@ class Training:
     def _restore(self) -> bool:
         """State of the newest checkpoint, with the metrics cut back to its step; True if there is none."""
         self.state = self.trainer.init()
-        restored = self.directory.restore_checkpoint(self._checkpoint())
+        restored = self.directory.restore_checkpoint(self._checkpoint(), any_number=("window",))  # of diagnostics
         if restored is None and any(record["step"] > 0 for record in self.directory.read_metrics()):
             raise RunError(
                 f"{self.directory.path} was trained and has no checkpoints to go on from; test it with evaluate.py, "
