@@ -137,13 +137,19 @@ def of_evaluation(folder):
     yield Kind("predictions.npz", kept, content, prediction_files.read, refused=(ValueError,))
 
 
+def _rows(file):
+    return run_directory.load(file.parent).read_metrics()
+
+
 def of_runs(folder):
     """Every file of a run folder."""
     path = foreign_runs.make(folder / "run")
     for name in ("config.json", "weights.safetensors"):
         yield Kind(name, path / name, (path / name).read_bytes(), lambda file: run.load_run(file.parent))
     metrics = path / "metrics.jsonl"
-    yield Kind("metrics.jsonl", metrics, metrics.read_bytes(), lambda file: run_directory.load(file.parent).read_metrics())
+    yield Kind(
+        "metrics.jsonl", metrics, metrics.read_bytes(), lambda file: run_directory.load(file.parent).read_metrics()
+    )
     state = {"w": np.ones((3, 2), np.float32), "n": np.arange(4), "key": jax.random.key(1)}
     saved = checkpoint.save(path / "checkpoints", 3, state)
     files = [file for file in sorted(saved.rglob("*")) if file.is_file()]
