@@ -17,12 +17,13 @@ TYPED := mkdir -p .typing/fewshot && \
 	ln -sfn $(foreach path,evaluation inference learners models runners tasks training $(wildcard fewshot/*.py) fewshot/py.typed,../../$(path)) .typing/fewshot/
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test slow lint bench docs notebooks
+.PHONY: help install train test slow fuzz lint bench docs notebooks
 
 help:
 	@echo "make train      meta-train on the built-in characters and test (ARGS='--shot 5' passes options on)"
 	@echo "make test       the default tests; ARGS='-k metrics' selects"
 	@echo "make slow       the long statistical tests"
+	@echo "make fuzz       20,000 odd tasks and 4,000 damaged files: 0 tracebacks, NaN, hangs and bad codes are wanted"
 	@echo "make lint       format, lint and type checks"
 	@echo "make bench      what inference and training steps cost, as ratios to the backbone of the same run"
 	@echo "make docs       build the documentation in site/; warnings and links to nothing are errors"
@@ -39,6 +40,10 @@ test: $(VENV)/.installed-test
 
 slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(WORKERS) $(ARGS)
+
+# A quarter of an hour on two cores that are free; ARGS='--tasks 1000' makes it shorter.
+fuzz: $(VENV)/.installed-test
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/fuzz.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .

@@ -19,6 +19,7 @@ from fewshot.evaluation.predictions import Labels, Probabilities
 from fewshot.evaluation.resampling import Interval
 
 TAIL = 0.025
+ANY = (-np.inf, np.inf)
 
 
 class Components(NamedTuple):
@@ -30,14 +31,21 @@ class Components(NamedTuple):
     classes: int
 
 
-def interval_over_classes(values: Float[np.ndarray | Array, " E"], classes: Int[np.ndarray | Array, "E C"]) -> Interval:
+def interval_over_classes(
+    values: Float[np.ndarray | Array, " E"],
+    classes: Int[np.ndarray | Array, "E C"],
+    within: tuple[float, float] = ANY,
+) -> Interval:
     """95% interval of the mean of `values` over a population of classes, of which those of the episodes are a sample.
 
     values: one number an episode, such as its accuracy; classes: which classes of the test split it shows. Both kinds
     of chance count, which classes the split has and which episodes were drawn: mean +- t sd, with as many degrees of
-    freedom as both together are worth (Satterthwaite). Wider than the one over episodes unless classes do not differ.
-    nan where all episodes show the same classes, or there are fewer than three. Raises: ValueError on shapes that do
-    not fit, and where an episode shows a class twice.
+    freedom as both together are worth (Satterthwaite). within: numbers between which the mean must lie; near one of
+    them a mean is skewed and the more certain the nearer it is, so the interval is made of its log odds between both,
+    or of its logarithm above the lower one. Wider than the one over episodes unless classes do not differ. nan where
+    all episodes show the same classes, or there are fewer than three.
+
+    Raises: ValueError on shapes that do not fit, and where an episode shows a class twice.
     """
     found = components(values, classes)
     variance = found.by_classes + found.by_episodes
@@ -46,8 +54,21 @@ def interval_over_classes(values: Float[np.ndarray | Array, " E"], classes: Int[
     episodes = len(np.asarray(values))
     of_squares = found.by_classes**2 / (found.classes - 1) + found.by_episodes**2 / (episodes - 1)
     freedom = variance**2 / of_squares if of_squares > 0 else np.inf
-    half = student.ppf(1 - TAIL, freedom) * np.sqrt(variance)
-    return Interval(float(found.mean - half), float(found.mean + half))
+    return _around(found.mean, float(student.ppf(1 - TAIL, freedom) * np.sqrt(variance)), within)
+
+
+def _around(mean: float, half: float, within: tuple[float, float]) -> Interval:
+    """mean +- half; on the scale of log odds where it must lie within two numbers, of logarithms where above one."""
+    low, high = within
+    if not low < mean < high or np.isinf(low):
+        return Interval(max(mean - half, low), min(mean + half, high))
+    if np.isinf(high):
+        factor = np.exp(half / (mean - low))
+        return Interval(float(low + (mean - low) / factor), float(low + (mean - low) * factor))
+    odds = (mean - low) / (high - mean)
+    factor = np.exp(half * (high - low) / ((mean - low) * (high - mean)))
+    ends = [low + (high - low) * one / (1 + one) for one in (odds / factor, odds * factor)]
+    return Interval(float(ends[0]), float(ends[1]) if np.isfinite(ends[1]) else high)
 
 
 def components(values: Float[np.ndarray | Array, " E"], classes: Int[np.ndarray | Array, "E C"]) -> Components:
@@ -72,11 +93,15 @@ def intervals_over_classes(
     probabilities: Probabilities, labels: Labels, classes: Int[np.ndarray | Array, "E C"]
 ) -> Mapping[str, Interval]:
     """Those of accuracy, NLL and Brier score; classes [E, C]: which class of the split each label of an episode is."""
-    accuracy, nll, brier = (
-        interval_over_classes(of(probabilities, labels), classes)
-        for of in (metrics.episode_accuracy, metrics.episode_nll, metrics.episode_brier)
-    )
-    return {"accuracy": _within(accuracy, 1.0), "nll": _within(nll, np.inf), "brier": _within(brier, 2.0)}
+    scores = {
+        "accuracy": (metrics.episode_accuracy, 1.0),
+        "nll": (metrics.episode_nll, np.inf),
+        "brier": (metrics.episode_brier, 2.0),
+    }
+    return {
+        name: interval_over_classes(of(probabilities, labels), classes, (0.0, most))
+        for name, (of, most) in scores.items()
+    }
 
 
 def classes_of_episodes(
@@ -92,10 +117,6 @@ def classes_of_episodes(
     class_of[rows[held]] = np.nonzero(held)[0]
     first = np.stack([(labels == label).argmax(1) for label in range(labels.max() + 1)], axis=1)
     return np.asarray(class_of[np.take_along_axis(np.asarray(x_support), first, axis=1)])
-
-
-def _within(interval: Interval, most: float) -> Interval:
-    return Interval(*np.clip(interval, 0.0, most).tolist())
 
 
 def _checked(values: np.ndarray | Array, classes: np.ndarray | Array) -> np.ndarray:

@@ -120,73 +120,130 @@ def expected_log_sum_exp(marginals: Marginals, classes: Bool[Array, " C"] | None
     """E log sum_c exp f_c for independent normal f_c, by one-dimensional sums.
 
     With G standard Gumbel, log-sum-exp(f) + G is distributed as max_c (f_c + G_c), so its distribution function is
-    F(t) = prod_c H_c(t), H_c(t) = E exp(-exp(f_c - t)), and the wanted mean is the mean of F less Euler's constant.
-    The trapezoidal rule converges geometrically: with spacing d its error is of order exp(-pi^2 / d), the decay of the
-    Gumbel's characteristic function. About 1e-10 in float64 up to a standard deviation of 3. The gradient in the mean
-    is E[softmax(f)].
+    F(t) = prod_c H_c(t), H_c(t) = E exp(-exp(f_c - t)), and the wanted mean is the mean of F less Euler's constant:
+    that of a normal distribution function G less the integral of F - G, which vanishes at both ends. The trapezoidal
+    rule converges geometrically: with spacing d its error is of order exp(-pi^2 / d), the decay of the Gumbel's
+    characteristic function. The gradient in the mean is E[softmax(f)].
+
+    Accuracy at any mixture of standard deviations from 0 to 100 (measured, docs/softmax.md): 1e-10 in float64, in
+    float32 3e-6 of the largest |mean| or standard deviation.
     """
-    grid, spacing = _maximum_grid(marginals, classes)
+    grid, slope, reference = _maximum_grid(marginals, classes)
     log_factors = _log_gumbel_cdf(grid[:, None, :] - marginals.mean, standard_deviation(marginals.variance))
     if classes is not None:
         log_factors = jnp.where(classes[:, None], log_factors, 0.0)
     cumulative = jnp.exp(jnp.sum(log_factors, axis=1))
-    # mean of F = top - integral of F below the top of the grid, where F is 1 to rounding
-    top = grid[-1] + 0.5 * spacing
-    return top - spacing * jnp.sum(cumulative, axis=0) - np.euler_gamma
+    centre, width = reference
+    return centre - jnp.sum(slope * (cumulative - jax.scipy.special.ndtr((grid - centre) / width)), 0) - np.euler_gamma
 
 
 def expected_log_sigmoid(mean: Float[Array, "C N"], variance: Float[Array, "C N"]) -> Float[Array, "C N"]:
-    """E log s(f) = -E log(1 + exp(-f)) for normal f: log-sum-exp over two classes, one of them certain."""
-    flat = -jnp.ravel(mean)
-    two = Marginals(jnp.stack([flat, jnp.zeros_like(flat)]), jnp.stack([jnp.ravel(variance), jnp.zeros_like(flat)]))
-    return -expected_log_sum_exp(two).reshape(mean.shape)
+    """E log s(f) = -E log(1 + exp(-f)) for normal f, by one-dimensional sums.
+
+    log(1 + exp(x)) is E max(x, L) for a standard logistic L. Where f is wide, with standard deviation v, the sum is
+    over L, of E max(-f, L) = L + (-m - L) Phi(r) + v phi(r) with r = (-m - L) / v; where it is narrow, over f. At
+    standard deviations from 0 to 100 (measured) within 1e-12 in float64, in float32 3e-7 of the largest of |mean|, v
+    and 1.
+    """
+    double = mean.dtype == jnp.float64
+    deviation = standard_deviation(variance)
+    wide = jax.lax.stop_gradient(deviation) > 1.0
+    narrow_deviation, wide_deviation = jnp.where(wide, 1.0, deviation), jnp.where(wide, deviation, 1.0)
+    z, weights = _normal_trapezoid(mean.dtype, double)
+    levels = np.linspace(-40.0, 40.0, 161) if double else np.linspace(-19.0, 19.0, 61)
+    share = 0.25 / np.cosh(0.5 * levels) ** 2
+    above = -mean - jnp.asarray(levels, mean.dtype)[:, None, None]  # how far -f lies above L in the mean
+    ratio = above / wide_deviation
+    density = jnp.exp(-0.5 * ratio**2) / math.sqrt(2 * math.pi)
+    excess = above * jax.scipy.special.ndtr(ratio) + wide_deviation * density  # E max(-f - L, 0); E L = 0
+    broad = jnp.tensordot(jnp.asarray(share / share.sum(), mean.dtype), excess, 1)
+    narrow = jnp.tensordot(weights, jax.nn.softplus(-mean - narrow_deviation * z[:, None, None]), 1)
+    return -jnp.where(wide, broad, narrow)
 
 
 def expected_log_sum_sigmoid(marginals: Marginals, classes: Bool[Array, " C"] | None = None) -> Float[Array, " N"]:
     """E log sum_c s(f_c) for independent normal f_c, by one-dimensional sums.
 
     With log S = int (exp(-t) - exp(-t S)) / t dt and t = e^u, E log S = int exp(-e^u) - prod_c E exp(-e^u s(f_c)) du;
-    both integrals by the trapezoidal rule. To 1e-9 in float64 up to a standard deviation of 8.
+    both integrals by the trapezoidal rule. At standard deviations from 0 to 100 (measured, docs/logistic_softmax.md)
+    within 1e-9 in float64, in float32 3e-6 of the largest of |mean|, standard deviation and 1.
+    """
+    mean, deviation = marginals.mean, standard_deviation(marginals.variance)
+    grid, slope = _laplace_grid(marginals, classes)
+    logs = _log_laplace_of_sigmoid(grid, mean, deviation)
+    if classes is not None:
+        logs = jnp.where(classes[:, None], logs, 0.0)
+    rates = jnp.exp(jnp.minimum(grid, 80.0))
+    return jnp.sum(slope * (jnp.expm1(-rates) - jnp.expm1(jnp.sum(logs, axis=1))), axis=0)
+
+
+def _laplace_grid(marginals: Marginals, classes: Array | None) -> tuple[Array, Array]:
+    """Grid u [G, N] and its slope: from where e^u is 0 to where exp(-e^u s(f)) is, finer at both ends.
+
+    Beyond its ends at distance D only classes whose deviation is of the order of D change anything.
     """
     double = marginals.mean.dtype == jnp.float64
-    left, count = (30.0, 400) if double else (17.0, 160)
-    reach, nodes = (8.5, 401) if double else (5.6, 121)
-    mean, deviation = marginals.mean, standard_deviation(marginals.variance)
-    lowest = mean - reach * deviation
+    left, count, reach, fine = (30.0, 800, 8.5, 10.0) if double else (17.0, 320, 5.6, 6.0)
+    lowest = marginals.mean - reach * standard_deviation(marginals.variance)
     if classes is not None:
         lowest = jnp.where(classes[:, None], lowest, -jnp.inf)
     top = jax.lax.stop_gradient(4.5 + jax.nn.softplus(-jnp.max(lowest, axis=0)))
-    spacing = (top + left) / (count - 1)
-    rates = jnp.exp(-left + spacing * jnp.arange(count, dtype=mean.dtype)[:, None])  # e^u [G, N]
+    begin, whole = -left - fine, top + left + 2 * fine
+    edge = jnp.log(whole / fine - 1.0)  # u = begin + whole / (1 + e^-s), s from -edge to edge
+    s = jnp.linspace(-1.0, 1.0, count, dtype=top.dtype)[:, None] * edge
+    share = jax.nn.sigmoid(s)
+    return begin + whole * share, whole * share * (1.0 - share) * 2.0 * edge / (count - 1)
+
+
+def _log_laplace_of_sigmoid(grid: Array, mean: Array, deviation: Array) -> Array:
+    """log E exp(-e^u s(f)) [G, C, N] at u [G, N]: sums over f where it is narrow, by parts over its range else."""
+    double = mean.dtype == jnp.float64
+    wide = jax.lax.stop_gradient(deviation) > 1.0
+    narrow_deviation, wide_deviation = jnp.where(wide, 1.0, deviation), jnp.where(wide, deviation, 1.0)
+    u = grid[:, None, :]
+
+    def missing(f: Array) -> Array:
+        """1 - exp(-e^u s(f)): the difference from 1 is what the integral is made of where e^u is small."""
+        return -jnp.expm1(-jnp.exp(jnp.minimum(u + jax.nn.log_sigmoid(f), 80.0)))
 
     def over_normal(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
         node, weight = pair
-        # 1 - exp(-t s): the difference from 1 is what the integral is made of where t is small
-        return total - weight * jnp.expm1(-rates[:, None] * jax.nn.sigmoid(mean + deviation * node)), None
+        return total + weight * missing(mean + narrow_deviation * node), None
 
-    z = np.linspace(-reach, reach, nodes)
-    weights = np.exp(-0.5 * z**2)
-    rule = jnp.asarray(z, mean.dtype), jnp.asarray(weights / weights.sum(), mean.dtype)
-    missing, _ = jax.lax.scan(over_normal, jnp.zeros((count, *mean.shape), mean.dtype), rule)
-    logs = jnp.log1p(-jnp.minimum(missing, 1.0 - jnp.finfo(mean.dtype).epsneg))
-    if classes is not None:
-        logs = jnp.where(classes[:, None], logs, 0.0)
-    return spacing * jnp.sum(jnp.expm1(-rates) - jnp.expm1(jnp.sum(logs, axis=1)), axis=0)
+    tail, spacing, nodes = (34.0, 0.36, 220) if double else (17.0, 0.6, 68)
+    first = -jax.nn.softplus(u) - tail
+
+    def over_range(total: Array, number: Array) -> tuple[Array, None]:
+        x = first + spacing * number
+        rate = jnp.minimum(u + jax.nn.log_sigmoid(x), 80.0)
+        slope = jnp.exp(rate - jnp.exp(rate) + jax.nn.log_sigmoid(-x))  # of `missing` in f
+        return total + spacing * slope * jax.scipy.special.ndtr((mean - x) / wide_deviation), None
+
+    zero = jnp.zeros(jnp.broadcast_shapes(u.shape, mean.shape), mean.dtype)
+    narrow, _ = jax.lax.scan(over_normal, zero, _normal_trapezoid(mean.dtype, double))
+    broad, _ = jax.lax.scan(over_range, zero, jnp.arange(nodes, dtype=mean.dtype))
+    return jnp.log1p(-jnp.minimum(jnp.where(wide, broad, narrow), 1.0 - jnp.finfo(mean.dtype).epsneg))
 
 
-def _maximum_grid(marginals: Marginals, classes: Array | None) -> tuple[Array, Array]:
-    """Grid t [G, N] and its spacing [N] over the support of max_c (f_c + Gumbel), to the rounding of the dtype."""
+def _maximum_grid(marginals: Marginals, classes: Array | None) -> tuple[Array, Array, tuple[Array, Array]]:
+    """Grid t [G, N] over the support of max_c (f_c + Gumbel), its slope, and the normal G: centre [N] and width.
+
+    Where it begins the narrowest class may; at a distance D only classes are left whose deviation is of the order of D.
+    So the spacing grows in proportion: t = bottom + scale (e^s - 1).
+    """
     double = marginals.mean.dtype == jnp.float64
-    tail, count = (30.0, 400) if double else (17.0, 160)
-    deviations = 8.5 if double else 5.6
+    tail, count, deviations, scale = (30.0, 400, 8.5, 25.0) if double else (17.0, 160, 5.6, 15.0)
     mean, spread = marginals.mean, deviations * jnp.sqrt(marginals.variance)
     if classes is not None:
         mean = jnp.where(classes[:, None], mean, -jnp.inf)
     bottom = jnp.max(mean - spread, axis=0) - 4.5
     top = jnp.max(mean + spread, axis=0) + tail
     bottom, top = jax.lax.stop_gradient((bottom, top))
-    spacing = (top - bottom) / (count - 1)
-    return bottom + spacing * jnp.arange(count, dtype=mean.dtype)[:, None], spacing
+    step = jnp.log1p((top - bottom) / scale) / (count - 1)
+    s = step * jnp.arange(count, dtype=mean.dtype)[:, None]
+    middle = 0.5 * (4.5 + tail)
+    reference = bottom + middle, jnp.asarray(middle / deviations, mean.dtype)
+    return bottom + scale * jnp.expm1(s), scale * step * jnp.exp(s), reference
 
 
 def _log_gumbel_cdf(threshold: Array, deviation: Array) -> Array:

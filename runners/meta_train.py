@@ -21,7 +21,7 @@ from fewshot.models.deep_kernel import holds_features
 from fewshot.runners.cli import compilation_cache, processor
 from fewshot.runners.cli.console import one_line_errors
 from fewshot.runners.cli.flags import parse
-from fewshot.runners.cli.launch import EXPECTED, nobody_reads
+from fewshot.runners.cli.launch import EXPECTED, nobody_reads, stopped_by
 from fewshot.tasks import Splits
 from fewshot.training import optimisation, processes, run_directory
 from fewshot.training.configuration import HELD_OUT, RunConfig, resolve
@@ -34,6 +34,7 @@ from fewshot.training.data import (
     training_classes,
     with_queries,
 )
+from fewshot.training.interruption import stoppable
 from fewshot.training.loop import Training
 from fewshot.training.progress import Progress
 from fewshot.training.run import Run, build_run, describe, export, with_weights
@@ -157,14 +158,15 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
             processes.connect(config)
             compilation_cache.enable()
             processor.tune()
+            # Of several processes none may leave the others alone.
+            alone = jax.process_count() == 1
             try:
-                with processes.only_first_prints():
+                with stoppable() if alone else contextlib.nullcontext(), processes.only_first_prints():
                     result = main(config)
             except BrokenPipeError:
                 return nobody_reads()
-    except KeyboardInterrupt:  # before or after training, or a second time during it
-        print("stopped at once; checkpoints and weights written so far are complete", file=sys.stderr)
-        return 128 + signal.SIGINT
+    except KeyboardInterrupt as stopped:  # before or after training, or a second time during it
+        return stopped_by(stopped)
     return 128 + result["interrupted"] if "interrupted" in result else 0
 
 

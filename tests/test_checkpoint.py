@@ -1,5 +1,6 @@
 """Checkpoints: exact round trips, and every kind of damage found before anything is restored."""
 
+import json
 import os
 import shutil
 import signal
@@ -161,6 +162,82 @@ def test_a_checkpoint_of_other_settings_is_refused(saved, message):
     with pytest.raises(checkpoint.CheckpointError) as error:
         checkpoint.restore(saved, 200, other_settings()[message])
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def manifest_of(folder, **changes):
+    """Write the manifest of a checkpoint again, with the sums of the files that are there."""
+    path = folder / "manifest.json"
+    sums = {"sha256": checkpoint._digests(folder / "state")}
+    path.write_text(json.dumps(json.loads(path.read_text()) | sums | changes))
+
+
+def refused(folder, step, example, **given):
+    with pytest.raises(checkpoint.CheckpointError) as error:
+        checkpoint.restore(folder, step, example, **given)
+    assert len(str(error.value).splitlines()) == 1 and str(error.value).isprintable()
+    return str(error.value)
+
+
+MANIFESTS = {
+    "[1]": "manifest.json names no format",
+    "[" * 100_000: "manifest.json cannot be read",
+    '{"format": true}': "has format True, this version reads 1",
+    '{"format": 1, "arrays": [], "sha256": {"a": "b"}}': "holds no words by their names as arrays",
+    '{"format": 1, "arrays": {"a": 1}, "sha256": {"a": "b"}}': "holds no words by their names as arrays",
+    '{"format": 1, "arrays": {"a": "b"}, "sha256": {"a": null}}': "holds no words by their names as sha256",
+    '{"format": 1, "arrays": {"\\u001b[2J": "\\u001b[2J"}, "sha256": {"a": "b"}}': r"holds \x1b[2J as \x1b[2J",
+}
+
+
+@pytest.mark.parametrize("content", MANIFESTS)
+def test_manifests_that_are_none_are_named(copy, content):
+    (copy / "200" / "manifest.json").write_text(content)
+    assert MANIFESTS[content] in refused(copy, 200, example_state())
+
+
+def test_files_that_are_too_many_or_no_plain_files_are_refused(copy, monkeypatch):
+    state = copy / "200" / "state"
+    (state / "more").write_bytes(b"")
+    assert f"{state / 'more'} is not of it" in refused(copy, 200, example_state())
+    (state / "more").unlink()
+    os.mkfifo(state / "more")
+    assert f"{state / 'more'} is no plain file" in refused(copy, 200, example_state())
+    (state / "more").unlink()
+    (state / "more").symlink_to(state / "_METADATA")
+    assert f"{state / 'more'} is no plain file" in refused(copy, 200, example_state())
+    (state / "more").unlink()
+    with (state / "more").open("wb") as file:
+        file.truncate(1 << 40)  # a hole
+    assert "bytes, at most" in refused(copy, 200, example_state())
+
+
+def test_arrays_that_are_not_those_of_the_manifest_are_refused(tmp_path):
+    """The sums are right, so that only the arrays themselves tell."""
+    example = {"w": np.zeros((2, 3), np.float32), "n": np.zeros(4, np.int32)}
+    states = {
+        "holds w as float32[6]": {**example, "w": np.zeros(6, np.float32)},
+        "holds w as float32[2,4]": {**example, "w": np.zeros((2, 4), np.float32)},
+        "holds numbers that are not finite as w": {**example, "w": np.full((2, 3), np.nan, np.float32)},
+    }
+    arrays = {"w": "float32[2,3]", "n": "int32[4]"}
+    for step, (message, state) in enumerate(states.items()):
+        manifest_of(checkpoint.save(tmp_path, step, state), arrays=arrays)
+        found = refused(tmp_path, step, example)
+        assert message in found or ("cannot be read" in found and "finite" not in message)
+    found = checkpoint.restore(tmp_path, 2, example, any_number=("w",))
+    assert np.isnan(found["w"]).all()
+
+
+def test_files_that_orbax_cannot_read_are_damage_though_their_sums_are_right(copy):
+    (copy / "200" / "state" / "_METADATA").write_bytes(b"{")
+    manifest_of(copy / "200")
+    assert "cannot be read; remove" in refused(copy, 200, example_state())
+
+
+def test_names_that_are_no_step_are_no_checkpoints(copy):
+    for name in ("0300", "\u0663", "9" * 200, "4x"):
+        (copy / name).mkdir()
+    assert checkpoint.steps(copy) == [100, 200]
 
 
 def test_only_arrays_are_saved(tmp_path):

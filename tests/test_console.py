@@ -73,7 +73,7 @@ def test_control_c_ends_a_command_without_a_traceback(capsys, monkeypatch):
 
     assert launch(list, interrupted, []) == 130
     printed = capsys.readouterr()
-    assert printed.err == "stopped; files written so far are complete\n"
+    assert printed.err == "stopped at once; files written so far are complete\n"
 
 
 def test_what_comes_before_the_first_update_is_no_part_of_the_rate():

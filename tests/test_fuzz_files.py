@@ -1,128 +1,57 @@
-"""Damaged pictures and arrays of a user: one line for each that cannot be read, and never a traceback."""
+"""Damaged files of every kind and altered values: one line for each that cannot be read, and never a traceback."""
 
-import io
-import warnings
-
+import fuzz
+import fuzz_files
+import fuzz_folders
 import numpy as np
 import pytest
-from PIL import Image
-
-from fewshot.tasks import DataError
-from fewshot.tasks.embeddings import load_features
-from fewshot.tasks.files import read_npz
-from fewshot.tasks.images import FORMATS, load_labelled, load_unlabelled, whole
-
-SHAPE = (8, 8, 3)
 
 
-def damaged(rng, content):
-    """Bytes changed, cut off, repeated or put in: mostly near the beginning, where headers are."""
-    content = bytearray(content)
-    for _ in range(rng.integers(1, 6)):
-        place = int(rng.integers(min(len(content), 200) if rng.random() < 0.7 else len(content)))
-        kind = rng.integers(5)
-        if kind == 0:
-            del content[place + 1 :]
-        elif kind == 1:
-            content[place:place] = content[place : place + int(rng.integers(1, 40))]
-        elif kind == 2:
-            content[place:place] = rng.bytes(int(rng.integers(1, 9)))
-        elif kind == 3:
-            content[place : place + 4] = rng.choice([b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff", b"((((", b"-1e9"])
-        else:
-            content[place] = rng.integers(256)
-    return bytes(content)
+def test_damaged_files_are_refused_in_one_line():
+    found, refused, done = fuzz_files.run_all(300, 0)
+    assert found == [] and sum(refused.values()) > 200
+    assert set(done) >= {"config.json", "checkpoint with its sums", "predictions.npz", "PNG picture", "embeddings"}
 
 
-def pictures():
-    pixels = np.random.default_rng(0).integers(0, 256, (9, 11, 3)).astype(np.uint8)
-    for name in FORMATS:
-        file = io.BytesIO()
-        Image.fromarray(pixels).save(file, name)
-        yield name, file.getvalue()
+def test_altered_weights_metrics_and_manifests_are_refused_in_one_line():
+    assert fuzz_folders.altered(45, 0) == ([], 45)
 
 
-def packed(**arrays):
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
+def test_faults_are_counted(tmp_path):
+    """Readers that fail in each way."""
 
+    def reader(result):
+        def read(path):
+            if isinstance(result, Exception):
+                raise result
+            return result
 
-def arrays():
-    """Stored without compression or check of what is inside, so that damage reaches the arrays themselves."""
-    yield "images.npz", packed(images=np.zeros((3, 4, 4), np.uint8), labels=np.array(["a", "b", "a"]))
-    yield "features.npz", packed(features=np.ones((3, 5), np.float32), labels=np.array([1, 2, 1]))
+        return fuzz_files.Kind("kind", tmp_path / "file", b"whole", read)
 
-
-READERS = (
-    lambda path: load_labelled(path, SHAPE, whole),
-    lambda path: load_unlabelled(path, SHAPE, whole),
-    lambda path: load_features(path, 5, labelled=True),
-    lambda path: read_npz(path, ("images", "labels")),
-)
-
-
-def tracebacks(path, content, readers):
-    """What reading it raises beside one-line errors, and how many of those there were."""
-    path.write_bytes(content)
-    found, refused = [], 0
-    for read in readers:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow about damage that it reads over
-                read(path)
-        except DataError as error:
-            refused += 1
-            if len(str(error).splitlines()) > 1:
-                found.append((path.name, content, str(error)))
-        except Exception as error:
-            found.append((path.name, content, repr(error)))
-    return found, refused
-
-
-def counted(tmp_path, rounds, seed):
-    rng, found, refused = np.random.default_rng(seed), [], 0
-    for _ in range(rounds):
-        for name, content in pictures():
-            more, count = tracebacks(tmp_path / f"{name}.png", damaged(rng, content), READERS[1:2])
-            found, refused = found + more, refused + count
-        for name, content in arrays():
-            more, count = tracebacks(tmp_path / name, damaged(rng, content), READERS)
-            found, refused = found + more, refused + count
-    return found, refused
-
-
-def repacked(rng, content):
-    """An .npz file whose arrays are damaged and whose check sums are right."""
-    import zipfile
-
-    file = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(file, "w") as new:
-        for name in old.namelist():
-            new.writestr(name, damaged(rng, old.read(name)) if rng.random() < 0.7 else old.read(name))
-    return file.getvalue()
-
-
-def repacked_counted(tmp_path, rounds, seed):
-    rng, found, refused = np.random.default_rng(seed), [], 0
-    for _ in range(rounds):
-        for name, content in arrays():
-            more, count = tracebacks(tmp_path / name, repacked(rng, content), READERS)
-            found, refused = found + more, refused + count
-    return found, refused
-
-
-def test_damaged_files_are_refused_in_one_line(tmp_path):
-    found, refused = counted(tmp_path, 30, 0)
-    assert found == [] and refused > 200
-
-
-def test_damaged_arrays_with_the_right_check_sums_are_refused_in_one_line(tmp_path):
-    found, refused = repacked_counted(tmp_path, 60, 1)
-    assert found == [] and refused > 200
+    ways = {
+        "traceback": KeyError("x"),
+        "NaN": np.array([1.0, np.nan]),
+        "not one line": fuzz_files.DataError("file\nx"),
+        "names no file": fuzz_files.DataError("x"),
+    }
+    for name, result in ways.items():
+        (kind, _), _ = fuzz_files.fault(reader(result), b"damaged")
+        assert kind == name and (tmp_path / "file").read_bytes() == b"whole"
+    assert fuzz_files.fault(reader(fuzz_files.DataError("file is bad")), b"") == (None, True)
+    rows = fuzz.table([("files", 4, [(name, "") for name in ways], 1.0)]).splitlines()[1].split()
+    assert rows == ["files", "4", "1", "1", "0", "2", "1"]
 
 
 @pytest.mark.slow
-def test_many_damaged_files_are_refused_in_one_line(tmp_path):
-    assert counted(tmp_path, 3000, 2)[0] == []
-    assert repacked_counted(tmp_path, 5000, 3)[0] == []
+def test_a_short_form_of_all_the_fuzzing_finds_nothing():
+    """`make fuzz` is the long one."""
+    words = "--tasks 0 --files 1500 --configurations 200 --altered 90 --folders 4 --seed 1"
+    assert fuzz.main(words.split()) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", [("cvi", "softmax"), ("cavi", "logistic-softmax"), ("exact", "gaussian")])
+def test_tasks_that_no_data_set_has_are_answered_or_refused(cell, monkeypatch):
+    monkeypatch.setattr(fuzz.fuzz_tasks, "programs", lambda: [(fuzz.fuzz_tasks.Program(*cell, (5, 10), False), 1.0)])
+    found, codes, done = fuzz.fuzz_tasks.run(192, 0)
+    assert found == [] and done == 192 and codes[0] > 20

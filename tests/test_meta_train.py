@@ -15,6 +15,7 @@ from fewshot.runners import meta_train
 from fewshot.training import checkpoint, run_directory
 from fewshot.training import loop as loop_module
 from fewshot.training.configuration import RunConfig
+from fewshot.training.interruption import AT_ONCE
 from fewshot.training.run import load_run
 
 ROWS = ["trained", "trained, raw (temperature 1)", "untrained network", "1-nearest neighbour on pixels"]
@@ -264,4 +265,4 @@ def test_metrics_that_are_gone_are_an_error_in_one_line(tiny_run, tiny_data, tmp
 def test_ctrl_c_before_training_prints_no_traceback(monkeypatch, capfd):
     monkeypatch.setattr(meta_train, "main", lambda config: (_ for _ in ()).throw(KeyboardInterrupt))
     assert meta_train.command_line([]) == 130
-    assert capfd.readouterr().err == "stopped at once; checkpoints and weights written so far are complete\n"
+    assert capfd.readouterr().err == f"{AT_ONCE}\n"

@@ -110,15 +110,27 @@ def interrupt_after(monkeypatch, step):
     monkeypatch.setattr(Training, "_advance", advance_and_interrupt)
 
 
+def interrupt_in_validation(monkeypatch, step):
+    """Ctrl-C comes in the validation of the given step, which does not end."""
+    validate = Training._validate
+
+    def validate_or_interrupt(training, run):
+        if training.step == step:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        return validate(training, run)
+
+    monkeypatch.setattr(Training, "_validate", validate_or_interrupt)
+
+
 def best_after_restoring(monkeypatch):
-    """Filled with the best validation accuracy that each resumed run takes over, by the step it goes on from."""
-    best, restore = {}, Training._restore
+    """Filled with the step of the last row, and the best validation accuracy, that each resumed run takes over."""
+    best, restore = [], Training._restore
 
     def restore_and_note(training):
-        anew = restore(training)
-        if not anew:
-            best[training.step] = training.best
-        return anew
+        restore(training)
+        if training.step:
+            best.append((training.written, training.best))
 
     monkeypatch.setattr(Training, "_restore", restore_and_note)
     return best
@@ -135,19 +147,20 @@ def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
     printed = capfd.readouterr().out
     assert printed.endswith(f"stopped by SIGINT after step 5; go on with --resume --run-dir {path}\n")
     assert checkpoint.steps(path / "checkpoints") == [0, 5]
-    interrupt_after(monkeypatch, 8)  # right after a row, where nothing waits to be written
-    assert meta_train.command_line(["--resume", *where]) == 128 + signal.SIGINT
-    assert checkpoint.steps(path / "checkpoints") == [6, 8]
+    with monkeypatch.context() as patch:
+        interrupt_in_validation(patch, 12)
+        assert meta_train.command_line(["--resume", *where]) == 128 + signal.SIGINT
+    assert checkpoint.steps(path / "checkpoints") == [6, 12] and last_step(path) == 10  # its row waits
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
-    code, printed = stop_after(start(path, "--resume"), path, 12, signal.SIGKILL)
+    code, printed = stop_after(start(path, "--resume"), path, 14, signal.SIGKILL)
     assert code == -signal.SIGKILL, printed
-    assert 12 <= last_step(path) < LAST
+    assert 14 <= last_step(path) < LAST
 
     assert meta_train.command_line(["--resume", *where]) == 0
     assert capfd.readouterr().err == ""
     assert_identical(path, tiny_run.path)
-    for step, restored in best.items():
+    for step, restored in best:
         before = [row for row in rows(path) if row["step"] <= step and "validation_accuracy" in row]
         assert restored == max(row["validation_accuracy"] for row in before)
     assert len(best) == 2
@@ -211,6 +224,57 @@ def test_a_second_interrupt_stops_at_once():
         assert interrupted.signal == signal.SIGINT
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+ENDLESS = """
+import signal, sys
+import jax
+from fewshot.runners import meta_train
+from fewshot.training import loop
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+phase, compiled = sys.argv[1], sys.argv[2] == "compiled"
+owner, name = {
+    "start": (meta_train, "load_splits"),
+    "compilation": (loop.Training, "_estimate"),
+    "step": (loop.Training, "_advance"),
+    "validation": (loop.Training, "_validate"),
+    "temperature": (meta_train, "fitted_temperature"),
+    "test": (meta_train, "with_statistics"),
+}[phase]
+before = getattr(owner, name)
+loops = lambda i, total: jax.lax.fori_loop(0, 2**30, lambda j, total: (total * 3 + j) % 1001, total)
+forever = jax.jit(lambda total: jax.lax.fori_loop(0, 2**30, loops, total)).lower(0).compile()
+
+def instead(*given):
+    if phase in ("step", "validation") and given[0].step < 6:
+        return before(*given)
+    print("here", flush=True)
+    while True:
+        forever(0).block_until_ready() if compiled else None
+
+setattr(owner, name, instead)
+sys.exit(meta_train.command_line(sys.argv[3:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how, number", [("compiled", signal.SIGINT), ("python", signal.SIGTERM)])
+@pytest.mark.parametrize("phase", ["start", "compilation", "step", "validation", "temperature", "test"])
+def test_a_signal_ends_a_run_within_five_seconds_whatever_it_does(phase, how, number, tiny_data, tmp_path):
+    """Compiled code that never ends, to which Python's handlers do not come, and Python that never ends."""
+    words = [*tiny_omniglot.arguments(), "--run-dir", str(tmp_path / "run"), "--data-root", tiny_data]
+    command = [sys.executable, "-c", ENDLESS, phase, how, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        before = iter(process.stdout.readline, "")
+        assert any(line == "here\n" for line in before)
+        time.sleep(0.5)
+        begun = time.monotonic()
+        process.send_signal(number)
+        printed = process.stdout.readline()
+        assert "stopped" in printed and time.monotonic() - begun < 5, printed
+        assert process.stdout.read() == ""
+        assert process.wait(30) == 128 + number
 
 
 @pytest.mark.slow

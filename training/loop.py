@@ -4,6 +4,7 @@ Everything it computes is a function of the configuration. A checkpoint holds th
 the last row, so a resumed run writes the same numbers as one that was never stopped; "best" is read off the rows.
 """
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from fewshot.inference.outer.svi import Trainer
 from fewshot.learners import Learner
 from fewshot.training import checkpoint, processes
 from fewshot.training.configuration import RunConfig
-from fewshot.training.interruption import Interrupted
+from fewshot.training.interruption import Interrupted, Stopped, noticed
 from fewshot.training.log import columns, steps_of, summary, table
 from fewshot.training.progress import Progress
 from fewshot.training.run import Run, export
@@ -55,31 +56,45 @@ class Training:
     programs: dict[int, Callable] = field(default_factory=dict)
     asked: int = 0
     shown: dict[str, str] = field(default_factory=dict)
+    written: int = -1  # the step of the last row
+    interrupted: Interrupted = field(default_factory=Interrupted)
 
     def run(self) -> int | None:
         """Train to the end; the number of the signal if one came before. Raises RunError on a loss not finite."""
         self.clock = time.perf_counter()
-        started_anew = self._restore()
-        steps, settings = self.config.steps, self.config.trainer
-        if self.step < steps:
+        self._restore()
+        if self.step < self.config.steps:
             self._estimate()
         stopped_by = 0
-        with Interrupted() as interrupted:
-            if started_anew:
-                self._row(validated=True)
-                self._save()
-            while self.step < steps and not (stopped_by := self._agreed(interrupted.signal)):
-                self._advance(self._next_count())
-                validated = self.step % self._interval == 0 or self.step == steps
-                if validated or self.step % settings.log_every == 0:
-                    self._row(validated)
-                if validated:
+        with Interrupted() as self.interrupted:
+            try:
+                self._record()
+                while self.step < self.config.steps and not (stopped_by := self._agreed(self.interrupted.signal)):
+                    self._advance(self._next_count())
+                    self._record()
+                if stopped_by:
+                    noticed()
+                    self._check_finite()
                     self._save()
-            if stopped_by:
-                self._check_finite()
-                self._save()
+            except Stopped as stopped:  # in a validation: the checkpoint before it is there
+                noticed()
+                stopped_by = stopped.number
         self.progress.close()
         return stopped_by or None
+
+    def _record(self) -> None:
+        """The row of this step, where there is one to write; before a validation, which may be interrupted, a save.
+
+        A run that goes on from such a checkpoint writes the row first: it is the one that its metrics do not have.
+        """
+        validates = self.step % self._interval == 0 or self.step == self.config.steps
+        if self.step == self.written or not (validates or self.step % self.config.trainer.log_every == 0):
+            return
+        self._check_finite()
+        if validates:
+            self._save()
+        self._row(validates)
+        self.written = self.step
 
     @property
     def config(self) -> RunConfig:
@@ -90,10 +105,10 @@ class Training:
         """The run with the current parameters."""
         return replace(self.start, learner=self.trainer.module(self.state))
 
-    def _restore(self) -> bool:
-        """State of the newest checkpoint, with the metrics cut back to its step; True if there is none."""
+    def _restore(self) -> None:
+        """State of the newest checkpoint, if there is one, with the metrics cut back to its step."""
         self.state = self.trainer.init()
-        restored = self.directory.restore_checkpoint(self._checkpoint())
+        restored = self.directory.restore_checkpoint(self._checkpoint(), any_number=("window",))  # of diagnostics
         if restored is None and any(record["step"] > 0 for record in self.directory.read_metrics()):
             raise RunError(
                 f"{self.directory.path} was trained and has no checkpoints to go on from; test it with evaluate.py, "
@@ -102,12 +117,14 @@ class Training:
         self.directory.cut_metrics(-1 if restored is None else restored[0])
         processes.wait_for_all("all have read the newest checkpoint")  # before the first writes the next
         if restored is None:
-            return True
+            return
         self.step, held = restored
         self.state = held["state"]
         records = [record for record in self.directory.read_metrics() if record["step"] <= self.step]
+        if self.step == 0 and not records:  # stopped in its first validation
+            return
         last = records[-1] if records else {"step": -1}
-        if not 0 <= self.step - last["step"] < len(held["window"]):
+        if not 0 <= self.step - last["step"] <= len(held["window"]):
             raise RunError(
                 f"{self.directory.metrics} ends at step {last['step']}, the newest checkpoint is of step {self.step}; "
                 f"remove {self.directory.path} to start over"
@@ -119,12 +136,11 @@ class Training:
                 f"expected seconds and a validation_accuracy in {self.directory.metrics} up to step {self.step}, got "
                 f"rows without; remove {self.directory.path} to start over"
             )
-        self.seconds = last["seconds"]
+        self.seconds, self.written = last["seconds"], last["step"]
         self.failures = sum(record.get("failures", 0) for record in records)
         self.best = max(validated)
         self.progress.first = self.step * self.config.tasks_per_step
         self.progress.message(f"resumed after step {self.step:,} of {self.config.steps:,}")
-        return False
 
     def _checkpoint(self) -> dict[str, Any]:
         names = columns(self.start.learner.diagnostics)
@@ -213,14 +229,16 @@ class Training:
 
     def _row(self, validated: bool) -> None:
         """Write one row of metrics: the steps since the last row, and, where `validated`, the model's scores."""
-        self._check_finite()
         run, how = self.current(), self.start.learner.diagnostics
         episodes = len(table(self.window, how)) * run.config.tasks_per_step
         values: dict[str, Any] = {"episodes": self.step * run.config.tasks_per_step}
         values |= summary(self.window, how) | run.learner.report()
         trained = time.perf_counter() - self.clock
         if validated:
-            values |= self._validate(run)
+            # Of several processes none may leave the others alone.
+            alone = jax.process_count() == 1
+            with self.interrupted.at_once() if alone else contextlib.nullcontext():
+                values |= self._validate(run)
         now = time.perf_counter()
         self.seconds, self.clock = self.seconds + now - self.clock, now
         values |= {"episodes_per_second": episodes / trained, "seconds": self.seconds}

@@ -12,7 +12,7 @@ Where several processes train one model, the first alone writes.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,13 +95,17 @@ class RunDirectory:
             with _told(self.checkpoints / str(step)):
                 checkpoint.save(self.checkpoints, step, state)
 
-    def restore_checkpoint(self, example: Any) -> tuple[int, Any] | None:
+    def restore_checkpoint(self, example: Any, any_number: Collection[str] = ()) -> tuple[int, Any] | None:
         """Newest checkpoint as (step, state), shaped like `example`; None if the run was stopped before its first one.
+
+        any_number: the parts of the state that may hold numbers that are not finite.
 
         Raises: CheckpointError on a damaged checkpoint or one of other settings.
         """
         steps = checkpoint.steps(self.checkpoints)
-        return (steps[-1], checkpoint.restore(self.checkpoints, steps[-1], example)) if steps else None
+        if not steps:
+            return None
+        return steps[-1], checkpoint.restore(self.checkpoints, steps[-1], example, any_number=any_number)
 
     def save_weights(self, tree: WeightTree) -> None:
         """Export a nested dict of arrays, with the configuration."""

@@ -38,7 +38,10 @@ def split_r_hat(traces: Float[Array, "S M K"]) -> Float[Array, " K"]:
 def effective_draws(traces: Float[Array, "S M K"]) -> Float[Array, " K"]:
     """Effective number of the S M draws of every scalar, by Geyer's initial monotone sequence over split chains.
 
-    At most S M log10(S M), where draws are antithetic; S M for a scalar that never moves.
+    S M / (2 sum_{j<k} P_j + rho_2k - 1) with P_j = rho_2j + rho_(2j+1), each at most the one before; k is the first
+    that is not positive, or the last within three lags of the end of a half, and rho_2k counts where it is positive or
+    P_k is. ArviZ has the same definition and the same numbers. At most S M log10(S M), where draws are antithetic; S M
+    for a scalar that never moves.
     """
     halves = _halves(traces)
     n, chains = halves.shape[:2]
@@ -48,12 +51,15 @@ def effective_draws(traces: Float[Array, "S M K"]) -> Float[Array, " K"]:
     variance = within[0] + jnp.var(jnp.mean(halves, axis=0), axis=0, ddof=1)
     moved = variance > 0
     correlation = 1 - (within[0] * n / (n - 1) - within) / jnp.where(moved, variance, 1.0)
-    correlation = correlation.at[0].set(1.0)[: n // 2 * 2]
-    pairs = correlation[0::2] + correlation[1::2]
-    lowest = jnp.minimum.accumulate(pairs)
-    time = 2 * jnp.sum(jnp.maximum(lowest, 0.0), axis=0) - 1
+    last = max(0, (n - 3) // 2)
+    even, odd = correlation.at[0].set(1.0)[: 2 * last + 2].reshape(last + 1, 2, -1).transpose(1, 0, 2)
+    pairs, numbers = even + odd, jnp.arange(last + 1)[:, None]
+    ends = (pairs <= 0).at[last].set(True)
+    first = jnp.argmax(ends, axis=0)
+    summed = jnp.sum(jnp.where(numbers < first, jnp.minimum.accumulate(pairs), 0.0), axis=0)
+    rest = jnp.sum(jnp.where((numbers == first) & ((even > 0) | (pairs >= 0)), even, 0.0), axis=0)
     total = n * chains
-    return jnp.where(moved, total / jnp.maximum(time, 1 / jnp.log10(total)), total)
+    return jnp.where(moved, total / jnp.maximum(2 * summed + rest - 1, 1 / jnp.log10(total)), total)
 
 
 def _halves(traces: Array) -> Array:

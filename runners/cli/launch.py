@@ -10,6 +10,7 @@ from fewshot.runners.cli import compilation_cache, processor
 from fewshot.runners.cli.console import one_line_errors
 from fewshot.tasks import DataError
 from fewshot.training.checkpoint import CheckpointError
+from fewshot.training.interruption import AT_ONCE, Stopped, stoppable
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run_directory import RunError
 
@@ -25,21 +26,27 @@ def launch(
 ) -> int:
     """Parse and run. Exit code: 0, or 2 after an error, of those EXPECTED or others, in one line.
 
-    128 + SIGPIPE where nobody reads the output any more, as after `head`, 128 + SIGINT after Ctrl-C.
+    128 + SIGPIPE where nobody reads the output any more, as after `head`, 128 + the signal after Ctrl-C or SIGTERM.
     """
     with one_line_errors(*EXPECTED, *others):
         config = parse(arguments)
         compilation_cache.enable()
         processor.tune()
         try:
-            main(config)
+            with stoppable():
+                main(config)
             sys.stdout.flush()
         except BrokenPipeError:
             return nobody_reads()
-        except KeyboardInterrupt:
-            print("stopped; files written so far are complete", file=sys.stderr)
-            return 128 + signal.SIGINT
+        except KeyboardInterrupt as stopped:
+            return stopped_by(stopped)
     return 0
+
+
+def stopped_by(stopped: KeyboardInterrupt) -> int:
+    """The exit code after Ctrl-C, or a signal that ends the program as that does, which it tells."""
+    print(AT_ONCE, file=sys.stderr)
+    return 128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGINT)
 
 
 def nobody_reads() -> int:
