@@ -25,7 +25,9 @@ _HOMES = {
     "learners": ("LEARNERS", "GaussianProcess", "Learner", "NearestNeighbour", "Prediction", "solve"),
     "tasks": ("load", "sample_task"),
     "training.run": ("Run", "load_run"),
-    "classifier": ("FewShotClassifier", "FittedClassifier", "InferenceFailedError"),
+    "classifier": ("FewShotClassifier", "InferenceFailedError"),
+    "heads": ("GaussianProcessHead", "PretrainedHead", "TrainedRun"),
+    "saving": ("SavedError",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,189 +1,354 @@
-"""A classifier to use: labelled images in, class probabilities out, with any labels and any counts of at least one.
+"""The scikit-learn estimator: a few labelled examples of each class in, calibrated class probabilities out.
 
-    fitted = FewShotClassifier(learner, temperature).fit(key, images, labels)
-    fitted.predict_proba(more_images)
+    classifier = FewShotClassifier().fit(features, labels)                    features [N, D] of any network
+    classifier = FewShotClassifier.from_run("runs/omniglot").fit(images, labels)
+    classifier = FewShotClassifier(encoder="efficientnet-lite0").fit(paths, labels)
+    classifier.predict_proba(more)
 
-It serves any learner. Little is compiled twice: queries go through in chunks of a fixed size, and tasks are padded to
-one of a few (`bucket`), masked, so that ways from 2 to 5 with 1 to 5 shots need three programs to fit and three to
-predict, not twenty of each. `add` takes further labelled images without another pass of the network over the old ones.
+It serves any learner, takes any labels of one kind, and any counts of at least one example a class.
 """
 
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, Shaped
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.preprocessing import LabelEncoder
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fewshot.evaluation.scoring import embed_images
-from fewshot.inference.inner.base import Code, Mask
-from fewshot.learners.base import Learner, apply
-from fewshot.learners.task_temperature import TemperatureMixture, single, task_temperature
-from fewshot.models.deep_kernel import check_images
+from fewshot import saving
+from fewshot.conditioning import (
+    FittedTask,
+    InferenceFailedError,
+    Latents,
+    TemperaturePrior,
+    draws_for,
+    embed,
+    fit_task,
+    restored,
+)
+from fewshot.evaluation.selection import kept_at
+from fewshot.heads import UNTRAINED, Built, GaussianProcessHead, Head, PretrainedHead, TrainedRun
+from fewshot.inference.inner.base import Code
+from fewshot.inputs import checked_labels, encoded, images_of, kind_of, named_encoder, paths_of, read_pictures
+from fewshot.learners import Learner
+from fewshot.learners.task_temperature import TemperatureMixture
+from fewshot.models.deep_kernel import holds_features
+from fewshot.models.networks.encoders import Encoder
+from fewshot.suggestion import suggested
 
-CHUNK = 64  # images that pass the network, and queries that are predicted, at a time
-FEW_CLASSES, FEW_POINTS = 5, 128  # up to which classes are padded to FEW_CLASSES
+__all__ = ["Answers", "FewShotClassifier", "InferenceFailedError", "Latents", "Suggestion"]
 
-Images = Shaped[Array | np.ndarray, "N H W Ch"]
-Labels = Shaped[np.ndarray, " L"] | list
-
-
-class InferenceFailedError(RuntimeError):
-    """The inference did not end in finite numbers; the message is one line."""
+AUTO = "auto"
+ENCODER_EXAMPLE = "encoder='efficientnet-lite0'"
 
 
-@dataclass(frozen=True)
-class FewShotClassifier:
-    """What is learned once, for many tasks: a learner, and the temperature of its probabilities.
+class Answers(NamedTuple):
+    """Labels [Q] with the probability of each [Q], which are kept [Q], and the accuracy to expect of those kept."""
 
-    `temperature` belongs to the ways and shots that it was fitted for (1 leaves the probabilities as they are). With
-    `temperature_of_fewer`, that for one image a class fewer, each task learns its own from its labelled images.
+    labels: Shaped[np.ndarray, " Q"]
+    probability: Float[np.ndarray, " Q"]
+    kept: Bool[np.ndarray, " Q"]
+    expected_accuracy: float
+
+
+class Suggestion(NamedTuple):
+    """Positions [k] in the pool, in the order to label them, and what each label is expected to add, in nats [k]."""
+
+    positions: Int[np.ndarray, " k"]
+    information: Float[np.ndarray, " k"]
+
+
+class FewShotClassifier(ClassifierMixin, BaseEstimator):
+    """Bayesian few-shot classification in scikit-learn's contract.
+
+    learner: a head (`GaussianProcessHead`, `TrainedRun`, `PretrainedHead`), whose parameters are `learner__likelihood`
+    and so on, or a trained `Learner`; None stands for `GaussianProcessHead()`. encoder: the name of a pretrained
+    encoder, or one that was loaded, for pictures; None where X is features, or images that the learner itself reads.
+
+    temperature: of the probabilities, "auto" for the one of the head, from which a task departs as its labels tell
+    wherever a class has two examples. A number is taken as it is, unless temperature_of_fewer, that of tasks with an
+    example a class fewer, is given too: then the task departs from it. draws: of every Monte-Carlo expectation, "auto"
+    for as many as the task's size allows, None for the learner's own number. random_state: the seed.
+
+    X is a table of features [N, D], images [N, H, W, Ch] as bytes or numbers in [0, 1], or paths of pictures; y is
+    words, whole numbers or truth values.
+
+    After `fit`: classes_ in the order of the columns of `predict_proba`; learner_; temperatures_, and temperature_,
+    their geometric mean; code_, the inference's result code; for tables n_features_in_ and feature_names_in_.
     """
 
-    learner: Learner = field(repr=False)
-    temperature: float = 1.0
-    temperature_of_fewer: float | None = None
+    def __init__(
+        self,
+        learner: Head | Learner | None = None,
+        encoder: str | Encoder | None = None,
+        *,
+        temperature: float | str = AUTO,
+        temperature_of_fewer: float | None = None,
+        draws: int | str | None = AUTO,
+        random_state: int | np.random.RandomState | None = 0,
+    ):
+        self.learner, self.encoder = learner, encoder
+        self.temperature, self.temperature_of_fewer = temperature, temperature_of_fewer
+        self.draws, self.random_state = draws, random_state
 
-    def fit(self, key: Key[Array, ""], images: Images, labels: Labels) -> "FittedClassifier":
-        """Condition on labelled images [N, H, W, Ch], bytes or numbers in [0, 1]; labels are any that compare.
+    @classmethod
+    def from_run(cls, run_dir: str | Path, data_root: str | None = None, **parameters: Any) -> "FewShotClassifier":
+        """An estimator on the network of a run folder; parameters are those of the constructor.
 
-        Raises ValueError for images of another shape or beyond [0, 1], for numbers of images and labels that differ,
-        for missing labels and fewer than two classes; InferenceFailedError where the posterior is not finite.
+        Raises RunError for a folder that is missing or damaged.
         """
-        return _conditioned(self, key, embed(self.learner, images), _checked(labels))
+        head = TrainedRun(str(run_dir), data_root)
+        head.build(None)
+        return cls(head, **parameters)
 
+    @classmethod
+    def from_pretrained(cls, name: str, **parameters: Any) -> "FewShotClassifier":
+        """An estimator on what is shipped under a name. Raises ValueError for an unknown one."""
+        head = PretrainedHead(name)
+        return cls(head, **{"encoder": head.load().encoder, **parameters})
 
-@dataclass(frozen=True, eq=False, repr=False)
-class FittedClassifier:
-    """A classifier for one task. classes [C] are the labels in the order of the columns of `predict_proba`.
+    def fit(self, X: object, y: object) -> "FewShotClassifier":
+        """Condition on labelled examples.
 
-    inputs [N, ...] and labels [N] are what it was conditioned on; state is that of the padded task; code is the
-    inference's result code. Probabilities are averaged over temperatures.
-    """
-
-    classifier: FewShotClassifier
-    key: Key[Array, ""]
-    inputs: np.ndarray
-    labels: np.ndarray
-    classes: np.ndarray
-    state: Any
-    temperatures: TemperatureMixture
-    code: Code
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.labels)} images of {len(self.classes)} classes, {self.classifier})"
-
-    def predict_proba(self, images: Images) -> np.ndarray:
-        """Probabilities [Q, C] of images [Q, H, W, Ch]. Raises as `fit`.
-
-        No image depends on the others, unless the learner is transductive.
+        Raises ValueError, in one line, for examples that the learner cannot read, for numbers of examples and labels
+        that differ, for labels that are missing or of mixed kinds, and for fewer than two classes; InferenceFailedError
+        where the posterior is not finite.
         """
-        learner = self.classifier.learner
-        new = embed(learner, images)
-        key = jax.random.fold_in(self.key, 2)  # the fit splits the key in two, which are fold_in(key, 0) and (key, 1)
-        if not len(new):
-            return np.empty((0, len(self.classes)), jnp.result_type(float))
-        size = len(new) if learner.traits.transductive else CHUNK
-        parts = [
-            apply(_predicted, learner, (), key, self.state, padded(new[start : start + size], size))
-            for start in range(0, len(new), size)
-        ]
-        if any(code == Code.NON_FINITE for _, code in parts):
-            raise InferenceFailedError("a prediction is not finite; check the images, or try another inference")
-        real = [jnp.asarray(np.asarray(part)[:, : len(self.classes)]) for part, _ in parts]
-        return np.concatenate([np.asarray(self.temperatures.temper(part)) for part in real])[: len(new)]
+        labels = checked_labels(y)
+        images = self._images(X, reset=True)
+        _check_lengths(images, labels)
+        built = self._built(images.shape[3] if holds_features(images.shape) else None)
+        self._learn(self._key(), embed(built.learner, images), labels, built)
+        return self
 
-    def predict(self, images: Images) -> np.ndarray:
-        """The most probable label of every image [Q]."""
-        return self.classes[np.argmax(self.predict_proba(images), axis=1)]
-
-    def add(self, images: Images, labels: Labels) -> "FittedClassifier":
-        """The classifier with further labelled images, also of new classes; the old images are not needed again."""
-        if not len(images) and not len(labels):
+    def add(self, X: object, y: object) -> "FewShotClassifier":
+        """Condition on further labelled examples too, also of new classes; the old ones pass no network again."""
+        check_is_fitted(self)
+        labels = checked_labels(y)
+        inputs = self._inputs(X)
+        _check_lengths(inputs, labels)
+        if not len(labels):
             return self
-        more, words = _checked(labels), "USO"
-        if (more.dtype.kind in words) != (self.labels.dtype.kind in words):
-            raise ValueError(f"expected labels like {self.labels[0]}, got {more[0]}; convert them, or fit all anew")
-        inputs = np.concatenate([self.inputs, embed(self.classifier.learner, images)])
-        return _conditioned(self.classifier, self.key, inputs, np.concatenate([self.labels, more]))
+        known, new = self.classes_[0], labels[0]
+        if kind_of(known) != kind_of(new):
+            raise ValueError(f"expected labels like {known}, got {new}; convert them, or fit all anew")
+        old = self._fitted_task()
+        everything = np.concatenate([old.inputs, inputs]), np.concatenate([self.classes_[old.y], labels])
+        self._learn(old.key, *everything, self._built(_width(inputs)))
+        return self
+
+    def predict_proba(self, X: object) -> Float[np.ndarray, "Q C"]:
+        """Class probabilities [Q, C]. No query depends on the others, unless the learner is transductive."""
+        check_is_fitted(self)
+        return self._fitted_task().probabilities(self._inputs(X))
+
+    def predict(self, X: object) -> Shaped[np.ndarray, " Q"]:
+        """The most probable label of every query [Q]."""
+        check_is_fitted(self)
+        return self.classes_[np.argmax(self.predict_proba(X), axis=1)]
+
+    def predict_latent(self, X: object) -> Latents:
+        """Mean [Q, C] and covariance [Q, C, C] of the latent functions; no temperature touches them.
+
+        Raises TypeError for a learner without a posterior.
+        """
+        check_is_fitted(self)
+        return self._fitted_task().latents(self._inputs(X))
+
+    def unknown_score(self, X: object) -> Float[np.ndarray, " Q"]:
+        """A score [Q] that is larger where a query looks less like any of the classes.
+
+        The mutual information of label and latent functions, in nats; the entropy of the probabilities for learners
+        without a posterior. It ranks queries; it is no probability.
+        """
+        check_is_fitted(self)
+        return self._fitted_task().unknown(self._inputs(X))
+
+    def reject(self, X: object, wanted_accuracy: float = 0.95) -> Answers:
+        """Answers, and the largest set of them to keep whose expected accuracy is the wanted one.
+
+        Expected by the probabilities themselves: of calibrated ones the accuracy of kept answers is the mean of their
+        largest probabilities. Which are kept depends on all of X. Raises ValueError for an accuracy beyond (0, 1].
+        """
+        p = self.predict_proba(X)
+        kept, probability = kept_at(p, wanted_accuracy), p.max(axis=1, initial=0.0)
+        expected = float(probability[kept].mean()) if kept.any() else float("nan")
+        return Answers(self.classes_[np.argmax(p, axis=1)], probability, kept, expected)
+
+    def suggest(self, X_pool: object, k: int = 1) -> Suggestion:
+        """Which k examples of a pool to label next: those whose labels are expected to tell most of f.
+
+        Greedy in I(y_1, ..., y_k; f): every next example is judged after the labels that the earlier ones may get.
+        Raises ValueError for a k beyond the pool; TypeError for a learner without a posterior.
+        """
+        check_is_fitted(self)
+        return Suggestion(*suggested(self._fitted_task(), self._inputs(X_pool), k))
+
+    def save(self, path: str | Path) -> None:
+        """Write what was fitted to a file that `load` reads: inputs, labels, key, temperatures, what the learner is.
+
+        Raises SavedError for labels that a file cannot hold; OSError.
+        """
+        check_is_fitted(self)
+        saving.save(Path(path), self._described(), self.classes_, self._fitted_task().kept)
+
+    @classmethod
+    def load(
+        cls, path: str | Path, learner: Head | Learner | None = None, encoder: str | Encoder | None = None
+    ) -> "FewShotClassifier":
+        """The fitted estimator of a file, which may be from somebody else: all of it is checked.
+
+        learner: needed where a `Learner` was fitted, or the run folder was moved. encoder: needed where the file names
+        one that is not this project's own. Raises SavedError, in one line.
+        """
+        about, classes, kept = saving.load(Path(path))
+        found = cls(
+            saving.learner_of(about, learner, Path(path)),
+            saving.encoder_of(about, encoder, Path(path)),
+            temperature=about.temperature,
+            temperature_of_fewer=about.temperature_of_fewer,
+            draws=about.draws,
+        )
+        saving.check_fit(lambda: found._built(_width(kept.inputs)), about, kept, Path(path))
+        found.classes_, found._kept = classes, kept
+        if about.features is not None:
+            found.n_features_in_ = about.features
+        if about.feature_names is not None:
+            found.feature_names_in_ = np.array(about.feature_names, object)
+        return found
+
+    @property
+    def learner_(self) -> Learner:
+        """The learner, with the draws of this task."""
+        return self._fitted_task().learner
+
+    @property
+    def temperatures_(self) -> TemperatureMixture:
+        """The temperatures of the task and the probability of each."""
+        return self._fitted_task().temperatures
+
+    @property
+    def temperature_(self) -> float:
+        """Their geometric mean."""
+        return float(self.temperatures_.mean)
+
+    @property
+    def code_(self) -> Code:
+        """The result code of the inference."""
+        return self._fitted_task().code
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "classes_")
+
+    def __getstate__(self) -> dict[str, object]:
+        """What a pickle holds: no posterior, which is found again from inputs, labels and key."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_task"}
+
+    def _learn(self, key: Key[Array, ""], inputs: np.ndarray, labels: np.ndarray, built: Built) -> None:
+        """Condition on all labelled inputs; where that fails, everything stays as it was."""
+        encoder = LabelEncoder().fit(labels)
+        y, classes = encoder.transform(labels).astype(np.int32), encoder.classes_
+        if len(classes) < 2:
+            got = "1 class" if len(classes) else "0 classes"
+            raise ValueError(f"expected examples of at least two classes, got {got}; add labelled examples of another")
+        learner = self._drawn(built.learner, len(y), len(classes))
+        prior = self._temperature_prior(built, np.bincount(y).tolist())
+        task = fit_task(learner, key, inputs, y, len(classes), prior)
+        self.classes_, self._task, self._kept = classes, task, task.kept
+
+    def _fitted_task(self) -> FittedTask:
+        """The posterior; of what was loaded it is found when it is first asked for."""
+        if not hasattr(self, "_task"):
+            built = self._built(_width(self._kept.inputs))
+            learner = self._drawn(built.learner, len(self._kept.y), len(self.classes_))
+            self._task = restored(learner, len(self.classes_), self._kept)
+        return self._task
+
+    def _inputs(self, X: object) -> np.ndarray:
+        """Inputs [Q, ...] of further examples."""
+        learner = self._fitted_task().learner
+        return embed(learner, self._images(X, reset=False))
+
+    def _images(self, X: object, reset: bool) -> np.ndarray:
+        """What the learner reads: images [N, H, W, Ch], or features as images of one pixel."""
+        paths = paths_of(X)
+        pictures = images_of(X) if paths is None else paths
+        if reset:
+            for name in ("n_features_in_", "feature_names_in_"):  # of an earlier fit to a table
+                self.__dict__.pop(name, None)
+        if pictures is None:
+            table = validate_data(self, X, reset=reset, ensure_min_samples=int(reset))
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+                return np.asarray(table, jnp.result_type(float))[:, None, None]
+        if self.encoder is not None:
+            encoder = named_encoder(self.encoder) if isinstance(self.encoder, str) else self.encoder
+            return encoded(encoder, pictures)[:, None, None]
+        if isinstance(pictures, np.ndarray):
+            return pictures
+        built = self._built(None)
+        shape = built.learner.image_shape
+        if holds_features(shape):
+            raise ValueError(f"expected features [N, {shape[2]}], got paths; give an encoder, as {ENCODER_EXAMPLE}")
+        return read_pictures(pictures, shape, built.prepare)
+
+    def _built(self, width: int | None) -> Built:
+        learner = GaussianProcessHead() if self.learner is None else self.learner
+        if isinstance(learner, Learner):
+            return Built(learner, lambda counts: UNTRAINED)
+        if not isinstance(learner, Head):
+            raise ValueError(f"expected a head, as GaussianProcessHead(), or a Learner as learner, got {learner!r:.80}")
+        return learner.build(width)
+
+    def _drawn(self, learner: Learner, points: int, classes: int) -> Learner:
+        if self.draws is None:
+            return learner
+        if self.draws == AUTO:
+            return learner.with_draws(draws_for(points, classes))
+        if not isinstance(self.draws, int | np.integer) or isinstance(self.draws, bool):
+            raise ValueError(f"expected draws as an even number, 'auto' or None, got {self.draws!r:.40}")
+        return learner.with_draws(int(self.draws))
+
+    def _temperature_prior(self, built: Built, counts: list[int]) -> TemperaturePrior:
+        own, fewer = self.temperature, self.temperature_of_fewer
+        if own == AUTO and fewer is None:
+            return built.temperature(counts)
+        for name, value in (("temperature", own), ("temperature_of_fewer", 1.0 if fewer is None else fewer)):
+            if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < value < np.inf:
+                raise ValueError(f"expected a positive number as {name}, got {value!r:.40}")
+        return TemperaturePrior(float(own), None if fewer is None else float(fewer))
+
+    def _key(self) -> Key[Array, ""]:
+        """The key of the seed; of a random generator, or of None, one of a number that it draws."""
+        generator, seed = check_random_state(self.random_state), self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = generator.randint(np.iinfo(np.int32).max)
+        return jax.random.key(np.uint32(seed))
+
+    def _described(self) -> saving.About:
+        """What a file says beside the arrays."""
+        learner = GaussianProcessHead() if self.learner is None else self.learner
+        encoder, names = self.encoder, getattr(self, "feature_names_in_", None)
+        return saving.About(
+            *saving.described(learner),
+            encoder=encoder if encoder is None or isinstance(encoder, str) else encoder.name,
+            temperature=self.temperature,
+            temperature_of_fewer=self.temperature_of_fewer,
+            draws=self.draws,
+            features=getattr(self, "n_features_in_", None),
+            feature_names=None if names is None else [str(name) for name in names],
+        )
 
 
-def embed(learner: Learner, images: Images) -> np.ndarray:
-    """Inputs [N, ...] of images [N, H, W, Ch], CHUNK images at a time.
-
-    Raises ValueError for images of another shape than the learner's, and for those that `check_images` refuses.
-    """
-    images, shape = np.asarray(images), learner.image_shape
-    if images.ndim != 4 or images.shape[1:] != shape:
-        wanted = ", ".join(str(size) for size in shape)
-        raise ValueError(f"expected images [N, {wanted}], got shape {images.shape}; resize them, or add the first axis")
-    check_images(images, "the images")
-    blank = images if len(images) else np.zeros((1, *shape), np.uint8)
-    return np.asarray(embed_images(learner, blank, chunk=CHUNK))[: len(images)]
+def _width(inputs: np.ndarray) -> int | None:
+    """The number of features of inputs that are features."""
+    return inputs.shape[1] if inputs.ndim == 2 else None
 
 
-def padded(rows: Shaped[Array | np.ndarray, "N *rest"], count: int) -> Shaped[np.ndarray, "count *rest"]:
-    """`count` rows: the last one is repeated. On the host, where another number of rows compiles nothing."""
-    return np.asarray(rows)[np.minimum(np.arange(count), len(rows) - 1)]
-
-
-def bucket(points: int, classes: int) -> tuple[int, int]:
-    """Points and classes to pad a task to: 8, 16 or a multiple of 32 points, and where those are few 5 classes."""
-    size = next((size for size in (8, 16) if points <= size), -(-points // 32) * 32)
-    return size, max(classes, FEW_CLASSES) if points <= FEW_POINTS else classes
-
-
-def _padding(points: int, classes: int, transductive: bool = False) -> tuple[int, int, Mask]:
-    """The bucket of a task, and what is real in it; a transductive learner's tasks are not padded."""
-    most_points, most_classes = (points, classes) if transductive else bucket(points, classes)
-    real = np.arange(most_points) < points, np.arange(most_classes) < classes
-    return most_points, most_classes, Mask(*map(jnp.asarray, real))
-
-
-def _checked(labels: Labels) -> np.ndarray:
-    """Labels as an array. Raises ValueError where one is missing: None, or NaN, which is not equal to itself."""
-    each = labels.ravel() if isinstance(labels, np.ndarray) else labels  # as an array of text NaN would be a word
-    missing = [label for label in each if label is None or label != label]
-    if missing:
-        raise ValueError(f"expected a label for every image, got {missing[0]}; leave images without a label out")
-    return np.asarray(labels)
-
-
-def _conditioned(
-    model: FewShotClassifier, key: Key[Array, ""], inputs: np.ndarray, labels: np.ndarray
-) -> FittedClassifier:
-    learner = model.learner
-    if labels.ndim != 1 or len(labels) != len(inputs):
-        raise ValueError(f"expected one label for each of the {len(inputs)} images, got labels of {labels.shape}")
-    classes, y = np.unique(labels, return_inverse=True)
-    if len(classes) < 2:
-        raise ValueError(f"expected images of at least two classes, got {len(classes)}; add labelled images of another")
-    if learner.ways not in (None, len(classes)):
-        raise ValueError(f"expected {learner.ways} classes, which this learner tells apart, got {len(classes)}")
-    points, ways, present = _padding(len(inputs), len(classes), learner.traits.transductive)
-    task = padded(inputs, points), padded(y.astype(np.int32), points)
-    state, code = apply(_fitted, learner, (ways,), key, *task, present)
-    if code == Code.NON_FINITE:
-        raise InferenceFailedError("the posterior is not finite; check the images, or try another inference")
-    if model.temperature_of_fewer is None:
-        temperatures = single(model.temperature)
-    else:
-        both = model.temperature, model.temperature_of_fewer
-        temperatures = apply(_own_temperature, learner, (ways,), key, *task, present, both)
-    return FittedClassifier(model, key, inputs, labels, classes, state, temperatures, Code(int(code)))
-
-
-def _fitted(learner: Learner, classes: int, key: Array, inputs: Array, y: Array, mask: Mask) -> Any:
-    return learner.fit(key, inputs, y, classes, mask)
-
-
-def _own_temperature(
-    learner: Learner, classes: int, key: Array, inputs: Array, y: Array, mask: Mask, temperatures: tuple[Any, Any]
-) -> TemperatureMixture:
-    return task_temperature(key, learner, inputs, y, classes, *temperatures, mask)
-
-
-def _predicted(learner: Learner, key: Array, state: Any, query: Array) -> tuple[Array, Array]:
-    found = learner.predict(key, state, query)
-    return found.probabilities, found.code
+def _check_lengths(examples: np.ndarray, labels: np.ndarray) -> None:
+    if len(examples) != len(labels):
+        raise ValueError(f"expected one label for each of the {len(examples)} examples, got {len(labels)}")

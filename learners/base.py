@@ -132,6 +132,10 @@ class Learner(nnx.Module):
         del draws
         return self
 
+    def __sklearn_clone__(self) -> "Learner":
+        """Itself: an estimator never changes its learner, and programs compiled with it are found again."""
+        return self
+
     def __call__(self, keys: Key[Array, " T"], tasks: PyTree, for_each: ForEach) -> tuple[Outcome, Hyper]:
         """`loss` and `hyperparameters`, as the outer loop asks for them."""
         return self.loss(keys, tasks, for_each), self.hyperparameters()

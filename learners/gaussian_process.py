@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import jax
@@ -190,7 +190,7 @@ class GaussianProcess(Learner):
         make: Callable[..., Inference] = self.make_inference
         likelihood: Any = self.start
         if "expectation" in inspect.signature(make).parameters:
-            make = partial(make, expectation=MonteCarlo(draws))
+            make = _drawing(make, draws)
         if hasattr(likelihood, "prediction_draws"):
             likelihood = replace(likelihood, prediction_draws=draws)
         changed = GaussianProcess(
@@ -203,6 +203,12 @@ class GaussianProcess(Learner):
         )
         changed.likelihood_parameters = self.likelihood_parameters
         return changed
+
+
+@cache
+def _drawing(make: Callable[..., InferenceKernel], draws: int) -> Callable[[Likelihood], InferenceKernel]:
+    """One object for each number of draws, so that programs compiled with it are found again."""
+    return partial(make, expectation=MonteCarlo(draws))
 
 
 @partial(jax.jit, static_argnums=0)

@@ -18,7 +18,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from fewshot.classifier import FewShotClassifier, InferenceFailedError
@@ -64,15 +63,23 @@ def main(config: PredictionConfig) -> dict[str, Any]:
     if run.learner.ways not in (None, classes):
         raise DataError(f"expected {run.learner.ways} classes, which {config.run_dir} tells apart, got {classes}")
     temperatures = _temperatures(run, support, config)
-    classifier = FewShotClassifier(run.learner.with_draws(_draws(support.labels)), *temperatures)
-    fitted = classifier.fit(jax.random.key(config.seed), support.pixels, support.labels)
-    probabilities = fitted.predict_proba(query.pixels)
-    temperature = float(fitted.temperatures.mean)
+    fitted = _fitted(config, run, temperatures, support)
+    probabilities, temperature = fitted.predict_proba(query.pixels), fitted.temperature_
     _print(config, run, temperatures, temperature, support, query, probabilities)
     if config.csv:
-        replace_text(Path(config.csv), _csv(query, fitted.classes, probabilities))
-    found = {"probabilities": probabilities, "classes": list(fitted.classes), "names": query.names}
+        replace_text(Path(config.csv), _csv(query, fitted.classes_, probabilities))
+    found = {"probabilities": probabilities, "classes": list(fitted.classes_), "names": query.names}
     return {**found, "temperature": temperature}
+
+
+def _fitted(config: PredictionConfig, run: Run, temperatures: Temperatures, support: Images) -> FewShotClassifier:
+    return FewShotClassifier(
+        run.learner,
+        temperature=temperatures.own,
+        temperature_of_fewer=temperatures.fewer,
+        draws=_draws(support.labels),
+        random_state=config.seed,
+    ).fit(support.pixels, support.labels)
 
 
 def _draws(labels: Sequence[str]) -> int:

@@ -1,0 +1,221 @@
+"""What answers behind a `FewShotClassifier`, described by plain parameters: to be searched, cloned and saved.
+
+    GaussianProcessHead(likelihood=..., kernel=..., inference=...)   a Gaussian process on features, nothing trained
+    TrainedRun(DIR)                                                  the network and the head of a run folder
+    PretrainedHead(NAME)                                             what is shipped under a name
+
+A head builds a learner, and says which temperature a task is expected to have before its labels are seen.
+"""
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from flax import nnx
+from sklearn.base import BaseEstimator
+
+from fewshot.conditioning import TemperaturePrior
+from fewshot.learners import Learner
+from fewshot.tasks import preparation
+from fewshot.tasks.images import Prepare, whole
+from fewshot.training import shape_temperature
+from fewshot.training.configuration import GAUSSIAN_PROCESS, RunConfig, resolve
+from fewshot.training.overrides import ConfigError
+from fewshot.training.run import Run, build_run, load_run
+from fewshot.training.run_directory import RunError
+
+Setting = bool | int | float | str | None
+Counts = Sequence[int]  # labelled examples of each class
+
+# Log temperatures of tasks on features that nothing was fitted to: how they were measured is in docs/tutorial.md.
+UNTRAINED = TemperaturePrior(1.0, 1.0, 1.0)
+
+
+class Built(NamedTuple):
+    """A learner, the prior of a task's temperature by its counts, and how pictures become images for it."""
+
+    learner: Learner
+    temperature: Callable[[Counts], TemperaturePrior]
+    prepare: Prepare = whole
+
+
+@runtime_checkable
+class Pretrained(Protocol):
+    """What `fewshot.pretrained.load_pretrained` returns."""
+
+    learner: Learner
+    encoder: str | None
+
+    def temperature(self, counts: Counts) -> float:
+        """The temperature of tasks with so many labelled examples of each class."""
+        ...
+
+
+class Head(BaseEstimator):
+    """The base of descriptions. `kind` is their name in files."""
+
+    kind: ClassVar[str]
+
+    def build(self, width: int | None) -> Built:
+        """The learner for features [N, width], or for images where there are no features. Raises ValueError."""
+        raise NotImplementedError(f"{type(self).__name__} has no build")
+
+    def fingerprint(self) -> str:
+        """SHA-256 of what the description only points at, "" where it says all."""
+        return ""
+
+
+class GaussianProcessHead(Head):
+    """A Gaussian process on features [N, D], with a kernel that is not trained.
+
+    likelihood, kernel and inference are names of the command line; scale is s2, the prior variance of every latent
+    function; lengthscale is that of stationary kernels, of features divided by sqrt(D); settings are further values as
+    after `--set`, by their dotted names. The temperature is learned from each task's labels where a class has two.
+    """
+
+    kind = "gaussian-process"
+
+    def __init__(
+        self,
+        likelihood: str = "softmax",
+        kernel: str = "cosine",
+        inference: str = "auto",
+        scale: float = 30.0,
+        lengthscale: float | None = None,
+        settings: Mapping[str, Setting] | None = None,
+    ):
+        self.likelihood, self.kernel, self.inference = likelihood, kernel, inference
+        self.scale, self.lengthscale, self.settings = scale, lengthscale, settings
+
+    def build(self, width: int | None) -> Built:
+        """The learner. Raises ValueError without features, and for parameters that make no sense."""
+        if width is None:
+            raise ValueError("expected features [N, D], got pictures; give an encoder, as encoder='efficientnet-lite0'")
+        try:
+            run = build_run(self._configuration(), (1, 1, width))
+        except ConfigError as error:
+            raise ValueError(f"GaussianProcessHead: {str(error).removeprefix('--set ')}") from error
+        return Built(run.learner, lambda counts: UNTRAINED)
+
+    def _configuration(self) -> RunConfig:
+        settings = {"kernel.prior_scale": _number("scale", self.scale), **(self.settings or {})}
+        if self.lengthscale is not None:
+            settings["kernel.log_lengthscale"] = math.log(_number("lengthscale", self.lengthscale))
+        chosen = {"likelihood": self.likelihood, "kernel": self.kernel, "inference": self.inference}
+        if wrong := [name for name, value in chosen.items() if not isinstance(value, str)]:
+            raise ConfigError(f"expected a name as {wrong[0]}, got {chosen[wrong[0]]!r}"[:200])
+        return resolve(
+            RunConfig(
+                dataset="embeddings:",
+                learner=GAUSSIAN_PROCESS,
+                likelihood=self.likelihood,
+                inference=self.inference,
+                kernel=self.kernel,
+                backbone="identity",
+                settings=settings,
+            )
+        )
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < math.inf:
+        raise ConfigError(f"{name}: expected a positive number, got {str(value)[:40]}")
+    return float(value)
+
+
+class TrainedRun(Head):
+    """The network and the head of a run folder.
+
+    A run's temperature belongs to one number of classes and of images a class. Where the run's data set lies in
+    data_root, it is fitted for yours, once for each shape, which takes seconds; otherwise the run's own is used.
+    """
+
+    kind = "run"
+
+    def __init__(self, run_dir: str, data_root: str | None = None):
+        self.run_dir, self.data_root = run_dir, data_root
+
+    def build(self, width: int | None) -> Built:
+        """The learner. Raises RunError for a folder that is missing or damaged."""
+        run = _loaded(str(self.run_dir), self.fingerprint())
+        return Built(run.learner, functools.partial(self._temperature, run), preparation(run.config.dataset))
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the configuration and the weights. Raises RunError."""
+        digest = hashlib.sha256()
+        for name in ("config.json", "weights.safetensors"):
+            path = Path(self.run_dir) / name
+            if not path.is_file():
+                raise RunError(f"no run in {self.run_dir}: expected {path}; train one with meta_train.py --run-dir")
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
+
+    def _temperature(self, run: Run, counts: Counts) -> TemperaturePrior:
+        several = max(counts) > 1
+        if self.data_root is None:
+            return TemperaturePrior(run.temperature, run.temperature if several else None)
+        shot = round(sum(counts) / len(counts))
+        return _fitted_for(str(self.run_dir), self.fingerprint(), len(counts), shot, self.data_root)
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(run_dir: str, fingerprint: str) -> Run:
+    del fingerprint  # another one is another run
+    return load_run(run_dir)
+
+
+@functools.lru_cache(maxsize=64)
+def _fitted_for(run_dir: str, fingerprint: str, way: int, shot: int, data_root: str) -> TemperaturePrior:
+    return TemperaturePrior(*shape_temperature.for_user(_loaded(run_dir, fingerprint), way, shot, data_root))
+
+
+class PretrainedHead(Head):
+    """What is shipped under a name, with temperatures for common numbers of classes and examples."""
+
+    kind = "pretrained"
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def load(self) -> Pretrained:
+        """Learner, encoder and temperatures. Raises ValueError for an unknown name."""
+        return _pretrained(self.name)
+
+    def build(self, width: int | None) -> Built:
+        """The learner. Raises ValueError for an unknown name."""
+        found = self.load()
+
+        def temperature(counts: Counts) -> TemperaturePrior:
+            fewer = [max(count - 1, 1) for count in counts]
+            return TemperaturePrior(
+                found.temperature(list(counts)), found.temperature(fewer) if max(counts) > 1 else None
+            )
+
+        return Built(found.learner, temperature)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the weights."""
+        return fingerprint_of(self.load().learner)
+
+
+@functools.cache
+def _pretrained(name: str) -> Pretrained:
+    return import_module("fewshot.pretrained").load_pretrained(name)
+
+
+def fingerprint_of(learner: Learner) -> str:
+    """SHA-256 of a learner's numbers by their names."""
+    digest = hashlib.sha256(type(learner).__name__.encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(nnx.state(learner))):
+        array = np.asarray(leaf, order="C")
+        digest.update(f"{jax.tree_util.keystr(path)} {array.dtype} {array.shape} ".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+HEADS: dict[str, type[Head]] = {head.kind: head for head in (GaussianProcessHead, TrainedRun, PretrainedHead)}

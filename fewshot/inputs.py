@@ -1,0 +1,113 @@
+"""What people hand to an estimator: tables of features, images, paths of pictures; labels of any one kind."""
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Shaped
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from fewshot.models.networks.encoders import Encoder, load_encoder
+from fewshot.tasks.feature_cache import BLOCK, FeatureCache
+from fewshot.tasks.images import Prepare, prepared_files
+
+Encode = Callable[[object], np.ndarray]
+
+
+def paths_of(given: object) -> list[Path] | None:
+    """The paths that were given, None for anything else. Raises ValueError for one path alone."""
+    if isinstance(given, str | PathLike):
+        raise ValueError(f"expected a list of paths, got {str(given)[:80]!r}; put it into a list")
+    if not isinstance(given, list | tuple) and axes_of(given) != 1:
+        return None
+    entries = list(given)  # type: ignore[call-overload]
+    words = [isinstance(entry, str | PathLike) for entry in entries]
+    return [Path(entry) for entry in entries] if words and all(words) else None
+
+
+def images_of(given: object) -> Shaped[np.ndarray, "N H W Ch"] | None:
+    """The images [N, H, W, Ch] that were given, grey ones [N, H, W] too; None for anything else."""
+    if axes_of(given) not in (3, 4):
+        return None
+    images = np.asarray(given)
+    return images if images.ndim == 4 else images[..., None]
+
+
+def axes_of(given: object) -> int:
+    """How many axes the given values have; asked of themselves where they know, as tables do."""
+    return int(given.ndim) if hasattr(given, "ndim") else np.asarray(given).ndim
+
+
+def read_pictures(
+    paths: Sequence[Path], shape: tuple[int, int, int], prepare: Prepare
+) -> Shaped[np.ndarray, "N H W Ch"]:
+    """Bytes [N, H, W, Ch] of picture files. Raises DataError for one that cannot be read."""
+    return prepared_files([(path, "") for path in paths], shape, prepare).pixels
+
+
+def encoded(encoder: Encoder, given: list[Path] | np.ndarray) -> Shaped[np.ndarray, "N D"]:
+    """Features [N, D] of pictures, by their paths or as bytes [N, H, W, 3]; kept in the user's cache of features.
+
+    Raises DataError for a file that cannot be read, EncoderError for arrays that are no pictures.
+    """
+    features = FeatureCache()
+    if isinstance(given, np.ndarray):
+        return features.encode(encoder, given)
+    side = encoder.image_size
+
+    def read(start: int) -> np.ndarray:
+        return read_pictures(given[start : start + BLOCK], (side, side, 3), lambda one, _: encoder.prepare([one])[0])
+
+    return np.concatenate([features.encode(encoder, read(start)) for start in range(0, len(given), BLOCK)])
+
+
+@cache
+def named_encoder(name: str) -> Encoder:
+    """The encoder of a name, loaded once. Raises EncoderError."""
+    return load_encoder(name)
+
+
+def checked_labels(labels: object) -> Shaped[np.ndarray, " N"]:
+    """Labels [N]: words, whole numbers, or true and false.
+
+    Raises ValueError where one is missing (None, NaN), for kinds that are mixed, and for numbers that are not whole.
+    """
+    if labels is None:
+        raise ValueError("FewShotClassifier requires y to be passed, but the target y is None")
+    plain = isinstance(labels, list | tuple) and not all(isinstance(one, list | tuple | np.ndarray) for one in labels)
+    # As an array of text NaN would be a word, and so would a number among words.
+    y = column_or_1d(np.array(labels, object) if plain else labels, warn=True)
+    entries = y.tolist()
+    if missing := [one for one in entries if is_missing(one)]:
+        raise ValueError(f"expected a label for every example, got {missing[0]}; leave those without a label out")
+    kinds = {kind_of(one): one for one in reversed(entries)}  # an example of each
+    if len(kinds) > 1:
+        (second, other), (first, one), *_ = sorted(kinds.items(), reverse=True)
+        raise ValueError(f"expected labels of one kind, got {first} ({one!r}) and {second} ({other!r}); convert them")
+    if plain and entries:
+        y = np.array(entries)
+    if len(y):
+        check_classification_targets(y)
+    return y
+
+
+def is_missing(label: object) -> bool:
+    """None, an infinite number, or something that is not equal to itself: NaN, NaT, pandas' NA."""
+    if label is None or (isinstance(label, float) and math.isinf(label)):
+        return True
+    different = label != label
+    return (different is label and not isinstance(label, bool)) or bool(different)
+
+
+def kind_of(label: object) -> str:
+    """Words, truth values or numbers; of anything else its type."""
+    kinds: tuple[tuple[type | tuple[type, ...], str], ...] = (
+        (str, "words"),
+        ((bool, np.bool_), "truth values"),
+        ((int, float, np.number), "numbers"),
+    )
+    return next((name for types, name in kinds if isinstance(label, types)), type(label).__name__)

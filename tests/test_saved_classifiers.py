@@ -1,0 +1,198 @@
+"""Fitted classifiers as files: what comes back, and one line for every file that is damaged or foreign."""
+
+import json
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from foreign_runs import RAW, VALUES, alterations, altered
+from problems import double
+from safetensors import numpy as safetensors
+from test_classifier import clusters
+from test_fuzz_files import damaged
+
+from fewshot import saving
+from fewshot.classifier import FewShotClassifier
+from fewshot.heads import GaussianProcessHead, TrainedRun
+from fewshot.learners import NearestNeighbour
+from fewshot.models import Identity
+from fewshot.saving import SavedError
+
+FEATURES, LABELS = clusters()
+MODEL = FewShotClassifier(GaussianProcessHead(likelihood="gaussian", kernel="rbf", scale=2.0), temperature=0.5)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "a.safetensors"
+    MODEL.fit(pd.DataFrame(FEATURES, columns=list("uvwxyz")), LABELS).save(path)
+    return path
+
+
+def test_a_file_holds_all_that_was_fitted(saved):
+    again = FewShotClassifier.load(saved)
+    table = pd.DataFrame(FEATURES, columns=list("uvwxyz"))
+    fitted = MODEL.fit(table, LABELS)
+    np.testing.assert_array_equal(again.predict_proba(table), fitted.predict_proba(table))
+    assert again.get_params() | {"learner": None} == fitted.get_params() | {"learner": None}
+    assert list(again.feature_names_in_) == list("uvwxyz") and again.n_features_in_ == 6
+    assert list(again.classes_) == ["ash", "birch", "cedar"] and again.temperature_ == pytest.approx(0.5)
+    more = clusters(1, classes=4, seed=5)
+    for one in (again, fitted):
+        one.add(pd.DataFrame(more[0], columns=list("uvwxyz")), more[1])
+    np.testing.assert_array_equal(again.predict_proba(table), fitted.predict_proba(table))
+
+
+@pytest.mark.parametrize("labels", [[True, False] * 3, [-3, 10**12, -3] * 2, [1.0, 2.0] * 3, ["", "é\n"] * 3])
+def test_labels_keep_their_kind(labels, tmp_path):
+    fitted = FewShotClassifier(MODEL.learner, temperature=1.0).fit(FEATURES[:6], labels)
+    fitted.save(tmp_path / "a")
+    again = FewShotClassifier.load(tmp_path / "a")
+    assert (
+        again.classes_.tolist() == fitted.classes_.tolist() and again.classes_.dtype.kind == fitted.classes_.dtype.kind
+    )
+
+
+@double
+def test_temperatures_that_were_learned_are_kept(tmp_path):
+    fitted = FewShotClassifier(MODEL.learner).fit(FEATURES, LABELS)
+    fitted.save(tmp_path / "a")
+    again = FewShotClassifier.load(tmp_path / "a")
+    np.testing.assert_array_equal(again.temperatures_.temperatures, fitted.temperatures_.temperatures)
+    np.testing.assert_array_equal(again.predict_proba(FEATURES), fitted.predict_proba(FEATURES))
+    assert len(again.temperatures_.weights) > 1 and again.predict_proba(FEATURES).dtype == np.float64
+
+
+def test_a_run_is_found_again_and_must_be_the_same(tiny_run, tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 1)).astype(np.uint8)
+    fitted = FewShotClassifier.from_run(tiny_run.path).fit(images, list("aabbcc"))
+    fitted.save(tmp_path / "a")
+    expected = fitted.predict_proba(images)
+    np.testing.assert_array_equal(FewShotClassifier.load(tmp_path / "a").predict_proba(images), expected)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("config.json", "weights.safetensors"):
+        (moved / name).write_bytes((tiny_run.path / name).read_bytes())
+    again = FewShotClassifier.load(tmp_path / "a", learner=TrainedRun(str(moved)))
+    np.testing.assert_array_equal(again.predict_proba(images), expected)
+    (moved / "config.json").write_text((moved / "config.json").read_text() + " ")
+    with pytest.raises(SavedError, match=r"expected the run learner .*, got another with SHA-256 .*; fit again"):
+        FewShotClassifier.load(tmp_path / "a", learner=TrainedRun(str(moved)))
+
+
+def test_a_learner_of_ones_own_is_brought_along(tmp_path):
+    learner = NearestNeighbour(Identity((1, 1, 6)))
+    FewShotClassifier(learner, temperature=1.0).fit(FEATURES, LABELS).save(tmp_path / "a")
+    with pytest.raises(SavedError, match=r"expected learner=, the Learner that .* was fitted with, got none"):
+        FewShotClassifier.load(tmp_path / "a")
+    assert FewShotClassifier.load(tmp_path / "a", learner=learner).score(FEATURES, LABELS) == 1.0
+    with pytest.raises(SavedError, match=r"expected the given learner .*, got gaussian-process"):
+        FewShotClassifier.load(tmp_path / "a", learner=GaussianProcessHead())
+    with pytest.raises(SavedError, match=r"expected shape \[N, 5\] as inputs, got \(12, 6\)"):
+        FewShotClassifier.load(tmp_path / "a", learner=NearestNeighbour(Identity((1, 1, 5))))
+
+
+def test_a_file_leads_to_no_other_encoder_unasked(saved, tmp_path):
+    def named(name):
+        rewrite(saved, tmp_path / "a", lambda text: altered(text, ("encoder",), json.dumps(name)))
+        return tmp_path / "a"
+
+    for name in ("onnx:/etc/passwd", "timm:resnet18"):
+        with pytest.raises(SavedError, match="which is not opened unasked; pass encoder= if you trust it"):
+            FewShotClassifier.load(named(name))
+        assert FewShotClassifier.load(named(name), encoder=name).encoder == name
+    assert FewShotClassifier.load(named("efficientnet-lite0")).encoder == "efficientnet-lite0"
+    with pytest.raises(SavedError, match="expected the encoder timm:resnet18, got efficientnet-lite0"):
+        FewShotClassifier.load(named("timm:resnet18"), encoder="efficientnet-lite0")
+
+
+def test_what_a_file_cannot_hold_is_refused_and_nothing_is_written(tmp_path):
+    days = np.array(["2026-01-01", "2026-01-02"] * 6, "datetime64[D]")
+    with pytest.raises(SavedError, match=r"expected labels that a file can hold, got .*; convert them"):
+        FewShotClassifier(MODEL.learner, temperature=1.0).fit(FEATURES, days).save(tmp_path / "a")
+    assert not any(tmp_path.iterdir())
+
+
+def rewrite(source, target, change_text=None, change_arrays=None):
+    """A file again, with another JSON text or other arrays."""
+    arrays = safetensors.load(source.read_bytes())
+    if change_arrays:
+        change_arrays(arrays)
+    size = int.from_bytes(source.read_bytes()[:8], "little")
+    text = json.loads(source.read_bytes()[8 : 8 + size])["__metadata__"]["about"]
+    text = change_text(text) if change_text else text
+    target.write_bytes(safetensors.save(arrays, {"about": text}))
+
+
+def told(path):
+    """The line that refuses a file; None where it is taken, and then it predicts."""
+    try:
+        loaded = FewShotClassifier.load(path)
+    except SavedError as error:
+        assert "\n" not in str(error), error
+        return str(error)
+    assert np.isfinite(loaded._kept.inputs).all() and len(loaded.classes_) >= 2
+    return None
+
+
+def set_to(name, value):
+    return lambda arrays: arrays.__setitem__(name, value(arrays[name]) if callable(value) else value)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda arrays: arrays.pop("key"), "expected inputs, y, key, temperatures, weights as arrays, got key"),
+        (set_to("more", np.zeros(3)), "as arrays, got more"),
+        (set_to("y", lambda y: y + 1), "expected labels from 0 to 2, each at least once as y"),
+        (set_to("y", lambda y: y * 0), "expected labels from 0 to 2, each at least once as y"),
+        (set_to("y", lambda y: y[:-1]), "expected a label for each of the inputs"),
+        (set_to("y", lambda y: y.astype(np.float32)), "expected an array of numbers as y, got float32"),
+        (set_to("inputs", lambda x: x * np.nan), "expected finite numbers as inputs"),
+        (set_to("inputs", lambda x: x[:, :5]), r"expected \d+ or null as features|expected shape \[N, 6\] as inputs"),
+        (set_to("inputs", lambda x: x[:, 0]), "expected a label for each of the inputs"),
+        (set_to("inputs", lambda x: x[:, None]), r"learner: expected features \[N, D\], got pictures"),
+        (set_to("key", lambda key: key[:1]), "expected two numbers of 32 bits as key"),
+        (set_to("temperatures", lambda t: -t), "expected a list of numbers above 0"),
+        (set_to("temperatures", lambda t: t * 1e30), "expected a list of numbers above 0"),
+        (set_to("weights", lambda w: w * 2), "expected as many probabilities as temperatures, with sum 1"),
+        (set_to("weights", np.ones(2, np.float32) / 2), "expected as many probabilities as temperatures"),
+    ],
+)
+def test_arrays_that_were_never_saved_are_refused(change, message, saved, tmp_path):
+    rewrite(saved, tmp_path / "a", change_arrays=change)
+    with pytest.raises(SavedError, match=message):
+        FewShotClassifier.load(tmp_path / "a")
+
+
+def test_no_alteration_of_the_text_is_a_traceback(saved, tmp_path):
+    """Every place with every value; what is still taken is a classifier."""
+    texts = []
+    rewrite(saved, tmp_path / "a", change_text=lambda text: texts.append(text) or text)
+    assert told(tmp_path / "a") is None
+    cases = [altered(texts[0], at, raw) for at, raw in alterations(texts[0])]
+    cases += [*RAW, *map(json.dumps, VALUES), "", texts[0][:-1]]
+    lines = []
+    for case in np.random.default_rng(0).permutation(np.array(cases, object))[:150]:
+        rewrite(saved, tmp_path / "b", change_text=lambda text, case=case: case)
+        lines.append(told(tmp_path / "b"))
+    refused = [line for line in lines if line]
+    assert len(refused) > 0.8 * len(lines) and len(set(refused)) > 40
+
+
+def test_no_damage_of_the_file_is_a_traceback(saved, tmp_path):
+    rng, content = np.random.default_rng(0), saved.read_bytes()
+    lines = []
+    for _ in range(100):
+        (tmp_path / "a").write_bytes(damaged(rng, content))
+        lines.append(told(tmp_path / "a"))
+    assert sum(line is not None for line in lines) > 50
+    for path in (tmp_path, tmp_path / "nothing"):
+        assert "expected a saved classifier in" in told(path)
+
+
+def test_a_pickle_is_no_saved_classifier(tmp_path):
+    (tmp_path / "a").write_bytes(pickle.dumps([1, 2, 3]))
+    assert "expected a saved classifier in" in told(tmp_path / "a")
+    assert saving.SCHEMA_VERSION == 1

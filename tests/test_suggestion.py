@@ -1,0 +1,119 @@
+"""What to label next: the chain rule by brute force, against sums over all labels and draws of the true posterior."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.special import entr
+
+from fewshot import suggestion
+from fewshot.classifier import FewShotClassifier
+from fewshot.heads import GaussianProcessHead
+from fewshot.learners.task_temperature import single
+
+RNG = np.random.default_rng(3)
+X, LABELS = RNG.normal(size=(4, 3)), list("abab")
+POOL = np.concatenate([2 * RNG.normal(size=(3, 3)), X[:3] + 0.05])  # half of it is known already
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    head = GaussianProcessHead(kernel="rbf", inference="laplace", scale=4.0)
+    return FewShotClassifier(head, temperature=0.3, draws=4096).fit(X, LABELS)
+
+
+def test_terms_are_sums_over_the_labels_that_may_come(fitted):
+    """The second from fits to either label, each with its probability at temperature 1, by the estimator alone."""
+    found = fitted.suggest(POOL, 3)
+    first = fitted.unknown_score(POOL)
+    assert found.positions[0] == np.argmax(first) and found.information[0] == pytest.approx(first.max(), rel=1e-5)
+    task = replace(fitted._fitted_task(), temperatures=single(1.0))
+    p = task.probabilities(fitted._inputs(POOL[found.positions[:1]]))[0]
+    later = [
+        FewShotClassifier(fitted.learner, draws=4096).fit([*X, POOL[found.positions[0]]], [*LABELS, label])
+        for label in "ab"
+    ]
+    second = sum(weight * one.unknown_score(POOL) for weight, one in zip(p, later, strict=True))
+    second[found.positions[0]] = -np.inf
+    assert found.positions[1] == np.argmax(second)
+    assert found.information[1] == pytest.approx(second.max(), rel=2e-2)
+    assert len(set(found.positions)) == 3 and (np.diff(found.information) < 0).all()
+
+
+def true_information(draws=400_000):
+    """I(y_a, y_b; f) of all pairs of the pool, H[E p] - E H[p], by draws of the prior weighted with the likelihood."""
+    points = np.concatenate([X, POOL]) / np.sqrt(3)
+    squares = ((points[:, None] - points) ** 2).sum(-1) / np.exp(2 * -0.25)
+    root = np.linalg.cholesky(4.0 * np.exp(-squares / 2) + 1e-9 * np.eye(len(points)))
+    # Of two classes the difference of the logits alone matters: twice the variance.
+    d = np.sqrt(2) * np.random.default_rng(0).normal(size=(draws, len(points))) @ root.T
+    p = 1 / (1 + np.exp(-d))
+    right = np.where(np.array(LABELS) == "a", p[:, :4], 1 - p[:, :4]).prod(1)
+    weights, p = right / right.sum(), p[:, 4:]
+    each = weights @ (entr(p) + entr(1 - p))
+
+    def joint(a, b):
+        outcomes = itertools.product([p[:, a], 1 - p[:, a]], [p[:, b], 1 - p[:, b]])
+        return sum(entr(weights @ (one * other)) for one, other in outcomes) - each[a] - each[b]
+
+    return {pair: joint(*pair) for pair in itertools.combinations(range(len(POOL)), 2)}
+
+
+def test_two_suggestions_are_the_best_pair_of_the_true_posterior(fitted):
+    found, truth = fitted.suggest(POOL, 2), true_information()
+    pair = tuple(sorted(found.positions.tolist()))
+    assert truth[pair] > 0.97 * max(truth.values()) > 1.2 * np.median(list(truth.values()))
+    assert found.information.sum() == pytest.approx(truth[pair], rel=0.1)  # Laplace's posterior is not the true one
+
+
+class Known:
+    """A task whose probabilities and information are given, and which counts how often it is asked."""
+
+    def __init__(self, p, terms=None, labels=()):
+        self.p, self.terms, self.labels, self.asked = p, terms, labels, 0
+
+    def probabilities(self, x):
+        return self.p[None]
+
+    def with_labels(self, x, y):
+        return Known(self.p, self.terms, (*self.labels, int(y[0])))
+
+    def information(self, x):
+        self.asked += len(x)
+        return self.terms[x[:, 0].astype(int)]
+
+
+def test_outcomes_are_drawn_as_often_as_they_are_probable(monkeypatch):
+    monkeypatch.setattr(suggestion, "PATHS", 4)
+    p, random = np.array([0.5, 0.3, 0.15, 0.05]), np.random.default_rng(0)
+    start = [suggestion.Path(1.0, Known(p))]
+    all_of_them = suggestion.extended(start, np.zeros((1, 1)), random)
+    assert [path.weight for path in all_of_them] == pytest.approx(p)
+    assert [path.task.labels for path in all_of_them] == [(0,), (1,), (2,), (3,)]
+    found = np.zeros((4, 4))
+    for _ in range(2000):
+        paths = suggestion.extended(all_of_them, np.zeros((1, 1)), random)
+        assert len(paths) <= 4 and sum(path.weight for path in paths) == pytest.approx(1.0)
+        for path in paths:
+            found[path.task.labels] += path.weight / 2000
+    np.testing.assert_allclose(found, np.outer(p, p), atol=0.015)
+
+
+def test_examples_that_cannot_be_the_best_are_not_looked_at(monkeypatch):
+    monkeypatch.setattr(suggestion, "CHUNK", 4)
+    terms = np.random.default_rng(0).permutation(40.0 + np.arange(100))
+    task, pool = Known(None, terms), np.arange(100.0)[:, None]
+    bounds = terms + 2.5  # those that are within 2.5 of the best term must be looked at
+    assert suggestion._most_informative([suggestion.Path(1.0, task)], pool, bounds) == np.argmax(terms)
+    assert task.asked == 4 and (np.sort(bounds)[-4:] != np.sort(terms)[-4:] + 2.5).all()
+    unknown = np.full(100, np.inf)
+    unknown[terms.argmax()] = -np.inf  # chosen already
+    assert suggestion._most_informative([suggestion.Path(1.0, task)], pool, unknown) == np.argsort(terms)[-2]
+    assert task.asked == 4 + 99
+
+
+def test_numbers_of_suggestions_that_make_no_sense_are_refused(fitted):
+    for k in (0, 7, -1):
+        with pytest.raises(ValueError, match=f"expected k from 1 to the 6 examples of the pool, got {k}"):
+            fitted.suggest(POOL, k)
