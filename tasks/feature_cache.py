@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float32, UInt8
 
 from fewshot.tasks.files import DataError, cache_folder, read_npz, write_npz
+from fewshot.tasks.images import Images, readable
 
 BLOCK = 256  # pictures that are held in memory, and whose features are kept, at a time
 
@@ -53,6 +54,27 @@ class FeatureCache:
             for start in range(0, len(pictures), BLOCK)
         ]
         return np.concatenate(blocks) if blocks else np.empty((0, encoder.features), np.float32)
+
+    def encode_files(self, encoder: PictureEncoder, files: list[tuple[Path, str]], strict: bool = True) -> Images:
+        """Features [N, 1, 1, D] of image files with their labels, in the place of images.
+
+        Files that cannot be read are left out unless `strict`. Raises DataError as `tasks.images.readable` does.
+        """
+        parts, waiting = [np.empty((0, encoder.features), np.float32)], []
+
+        def encode_waiting() -> None:
+            if waiting:
+                parts.append(self._block(encoder, np.concatenate(waiting)))
+                waiting.clear()
+
+        def take(picture: Any) -> None:
+            waiting.append(encoder.prepare([picture]))
+            if len(waiting) == BLOCK:
+                encode_waiting()
+
+        kept = readable(files, take, strict)
+        encode_waiting()
+        return Images(np.concatenate(parts)[:, None, None], [str(file) for file, _ in kept], [one for _, one in kept])
 
     def _block(self, encoder: PictureEncoder, pixels: np.ndarray) -> np.ndarray:
         paths = [self.path(encoder, one) for one in pixels]

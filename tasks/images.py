@@ -41,10 +41,10 @@ class Images(NamedTuple):
     labels: list[str]
 
 
-def load_labelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
+def load_labelled(path: str | Path, shape: Shape, prepare: Prepare, strict: bool = True) -> Images:
     """Images of the subfolders of a folder, each named like its class, or arrays `images` and `labels` of an .npz file.
 
-    Raises DataError.
+    Files that cannot be read are left out unless `strict`. Raises DataError.
     """
     path = Path(path)
     if path.suffix == ".npz":
@@ -53,30 +53,40 @@ def load_labelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
             shapes = f"images of shape {arrays['images'].shape} and labels of {arrays['labels'].shape}"
             raise DataError(f"expected one label for every image in {path}, got {shapes}")
         return _from_array(path, arrays["images"], labels_of(path, arrays["labels"]), shape, prepare)
+    return prepared_files(labelled_files(path), shape, prepare, strict)
+
+
+def labelled_files(path: Path) -> list[tuple[Path, str]]:
+    """The images in the subfolders of a folder, each with the name of its class. Raises DataError."""
     files = [(file, folder.name) for folder in subfolders(path) for file in _images_of_a_class(folder)]
     classes = sorted({label for _, label in files})
     if len(classes) < 2:
         got = f"only {classes[0]}" if classes else "no subfolder"
         raise DataError(f"expected a subfolder of images for each of two classes or more in {path}, got {got}")
     tell_left_out(path, (file for file, _ in files))
-    return prepared_files(files, shape, prepare)
+    return files
 
 
-def load_unlabelled(path: str | Path, shape: Shape, prepare: Prepare) -> Images:
+def load_unlabelled(path: str | Path, shape: Shape, prepare: Prepare, strict: bool = True) -> Images:
     """Images of a folder and all folders in it, one image file, or the array `images` of an .npz file.
 
-    Raises DataError.
+    Files that cannot be read are left out unless `strict`. Raises DataError.
     """
     path = Path(path)
     if path.suffix == ".npz":
         images = read_arrays(path, ("images",))["images"]
         return _from_array(path, images, [""] * int(images.size and len(np.atleast_1d(images))), shape, prepare)
+    return prepared_files(unlabelled_files(path), shape, prepare, strict)
+
+
+def unlabelled_files(path: Path) -> list[tuple[Path, str]]:
+    """One image file, or those of a folder and all folders in it, each without a label. Raises DataError."""
     files = [path] if path.is_file() else image_files(path)
     if not files:
         raise DataError(f"expected images ({', '.join(SUFFIXES)}) in {path}, got none")
     if path.is_dir():
         tell_left_out(path, files)
-    return prepared_files([(file, "") for file in files], shape, prepare)
+    return [(file, "") for file in files]
 
 
 def whole(picture: "Image", shape: Shape) -> np.ndarray:
@@ -101,10 +111,37 @@ def whole(picture: "Image", shape: Shape) -> np.ndarray:
     return 255 - canvas if channels == 1 and ground > 127 else canvas
 
 
-def prepared_files(files: list[tuple[Path, str]], shape: Shape, prepare: Prepare) -> Images:
-    """Images of files with their labels. Raises DataError for one that cannot be read."""
-    pixels = np.stack([prepare(_read_picture(file), shape) for file, _ in files])
-    return Images(pixels, [str(file) for file, _ in files], [label for _, label in files])
+def prepared_files(files: list[tuple[Path, str]], shape: Shape, prepare: Prepare, strict: bool = True) -> Images:
+    """Images of files with their labels. Raises DataError for one that cannot be read, or as `readable`."""
+    pixels: list[np.ndarray] = []
+    files = readable(files, lambda picture: pixels.append(prepare(picture, shape)), strict)
+    return Images(np.stack(pixels), [str(file) for file, _ in files], [label for _, label in files])
+
+
+def readable(
+    files: list[tuple[Path, str]], take: Callable[["Image"], None], strict: bool = True
+) -> list[tuple[Path, str]]:
+    """Those of the files that are pictures, each handed to `take`; of the others one line on the error stream says why.
+
+    Raises DataError where none of them, or none of a class, can be read; where one cannot, if strict.
+    """
+    kept = []
+    for file, label in files:
+        try:
+            take(read_picture(file))
+        except DataError as error:
+            if strict:
+                raise
+            print(f"left out: {error}", file=sys.stderr)
+            continue
+        kept.append((file, label))
+    empty = sorted({label for _, label in files} - {label for _, label in kept})
+    if empty:
+        of = f"of {empty[0]} " if empty[0] else ""
+        raise DataError(
+            f"expected pictures {of}that can be read, got {len(files)} files and none of them; replace them"
+        )
+    return kept
 
 
 def _from_array(path: Path, images: np.ndarray, labels: list[str], shape: Shape, prepare: Prepare) -> Images:
@@ -153,7 +190,7 @@ def opened(content: Path | io.BytesIO, name: str | Path) -> Iterator["Image"]:
         raise DataError(f"expected an image in {name}, got one that cannot be read ({error})") from error
 
 
-def _read_picture(file: Path) -> "Image":
+def read_picture(file: Path) -> "Image":
     """A picture the way up that a camera says it was taken."""
     with opened(file, file) as picture:
         return _on_paper(_eight_bits(_upright(picture), file))

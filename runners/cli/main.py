@@ -1,4 +1,4 @@
-"""The console command: `fewshot train|evaluate|predict|diagnose|reproduce` are the programs of runners/."""
+"""The console command: `fewshot train|evaluate|predict|encode|diagnose|reproduce` are the programs of runners/."""
 
 import importlib
 import sys
@@ -8,6 +8,7 @@ PROGRAMS = {
     "train": "meta_train",
     "evaluate": "evaluate",
     "predict": "predict",
+    "encode": "encode",
     "diagnose": "diagnose",
     "reproduce": "reproduce",
 }
