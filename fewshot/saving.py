@@ -75,7 +75,8 @@ def save(path: Path, about: About, classes: Shaped[np.ndarray, " C"], kept: Kept
         text = json.dumps(stored, allow_nan=False, default=_plain)
     except (TypeError, ValueError) as error:
         raise SavedError(f"expected parameters of words and numbers, got others ({error}); set them so") from error
-    weights.save(path, kept._asdict(), {"about": text})
+    tree: weights.WeightTree = {**kept._asdict()}
+    weights.save(path, tree, {"about": text})
 
 
 def load(path: Path) -> tuple[About, np.ndarray, Kept]:

@@ -206,7 +206,7 @@ class GaussianProcess(Learner):
 
 
 @cache
-def _drawing(make: Callable[..., InferenceKernel], draws: int) -> Callable[[Likelihood], InferenceKernel]:
+def _drawing(make: Callable[..., Inference], draws: int) -> Callable[[Likelihood], Inference]:
     """One object for each number of draws, so that programs compiled with it are found again."""
     return partial(make, expectation=MonteCarlo(draws))
 
