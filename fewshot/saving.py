@@ -75,7 +75,7 @@ def save(path: Path, about: About, classes: Shaped[np.ndarray, " C"], kept: Kept
         text = json.dumps(stored, allow_nan=False, default=_plain)
     except (TypeError, ValueError) as error:
         raise SavedError(f"expected parameters of words and numbers, got others ({error}); set them so") from error
-    tree: weights.WeightTree = {**kept._asdict()}
+    tree: weights.WeightTree = {name: array for name, array in kept._asdict().items()}
     weights.save(path, tree, {"about": text})
 
 

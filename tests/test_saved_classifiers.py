@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from foreign_runs import RAW, VALUES, alterations, altered
+from fuzz_files import damaged
 from problems import double
 from safetensors import numpy as safetensors
 from test_classifier import clusters
-from test_fuzz_files import damaged
 
 from fewshot import saving
 from fewshot.classifier import FewShotClassifier

@@ -200,9 +200,9 @@ def _shapes(tree: WeightTree) -> set[tuple[str, tuple[int, ...]]]:
     return {(name, np.shape(leaf)) for name, leaf in _named_leaves(tree)}
 
 
-def _named_leaves(tree: WeightTree, prefix: str = "") -> list[tuple[str, np.ndarray]]:
+def _named_leaves(tree: WeightTree, prefix: str = "") -> list[tuple[str, Array | np.ndarray]]:
     """Leaves by their dotted names, in no order: the keys of a file need not compare."""
-    named: list[tuple[str, np.ndarray]] = []
+    named: list[tuple[str, Array | np.ndarray]] = []
     for key, value in tree.items():
         name = f"{prefix}{key}"
         named += _named_leaves(value, f"{name}.") if isinstance(value, dict) else [(name, value)]
