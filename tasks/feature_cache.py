@@ -60,7 +60,8 @@ class FeatureCache:
 
         Files that cannot be read are left out unless `strict`. Raises DataError as `tasks.images.readable` does.
         """
-        parts, waiting = [np.empty((0, encoder.features), np.float32)], []
+        parts = [np.empty((0, encoder.features), np.float32)]
+        waiting: list[np.ndarray] = []
 
         def encode_waiting() -> None:
             if waiting:
