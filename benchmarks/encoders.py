@@ -27,15 +27,15 @@ from fewshot.evaluation.calibration import fit_temperature
 from fewshot.inference.inner import cvi
 from fewshot.inference.inner.base import settle
 from fewshot.inference.predictive import predict
-from fewshot.models.deep_kernel import gaussian_prior, gaussian_query
 from fewshot.models.kernels import Cosine
 from fewshot.models.likelihoods import Softmax
 from fewshot.models.networks import load_encoder
 from fewshot.models.networks.encoders import TENSORFLOW, pinned_weights
 from fewshot.models.networks.foreign import IMAGENET_DEVIATION, IMAGENET_MEAN
+from fewshot.models.process import LatentProcess
 from fewshot.tasks.feature_cache import FeatureCache
 from fewshot.tasks.files import read_npz, resolve_root
-from fewshot.tasks.photographs import packed_jpegs
+from fewshot.tasks.photographs import SPLITS, alternate, packed_jpegs
 
 FILES = {"flowers102": "flowers102_84.npz", "groceries": "groceries256.npz"}
 WAY, QUERIES = 5, 5
@@ -58,6 +58,14 @@ def main() -> None:
     print(page)
     if arguments.out:
         Path(arguments.out).write_text(page + "\n")
+
+
+def class_split(name: str, classes: int, data_root: str | None) -> np.ndarray:
+    """The split of every class, 0 to train, 1 to validate, 2 to test."""
+    if name == "flowers102":
+        return alternate(classes)
+    words = read_npz(resolve_root(data_root) / FILES[name], ("class_split",))["class_split"]
+    return np.array([SPLITS.index(str(word)) for word in words])
 
 
 def pictures(name: str, images: int, data_root: str | None) -> tuple[list[Any], np.ndarray]:
@@ -109,12 +117,12 @@ def logistic_regression(strength: float, on_unit: bool, support: np.ndarray, que
 @partial(jax.jit, static_argnums=0)
 def _process(scale: float, support: jax.Array, query: jax.Array) -> jax.Array:
     way, shot, _ = support.shape
-    flat, kernel, hyper = support.reshape(way * shot, -1), Cosine(), {"log_scale": jnp.log(scale)}
+    flat, process = support.reshape(way * shot, -1), LatentProcess(Cosine(), {"log_scale": jnp.log(scale)})
     likelihood, y = Softmax(), jnp.repeat(jnp.arange(way), shot)
-    algorithm, prior = cvi(likelihood), gaussian_prior(kernel, hyper, flat, way)
+    algorithm, prior = cvi(likelihood), process.prior(flat, way)
     key = jax.random.key(0)
     state, _ = settle(key, algorithm, prior, y)
-    return predict(key, likelihood, algorithm.posterior(state, prior), gaussian_query(kernel, hyper, flat, query, way))
+    return predict(key, likelihood, algorithm.posterior(state, prior), process.query(flat, query, way))
 
 
 def process(scale: float, support: np.ndarray, query: np.ndarray) -> np.ndarray:

@@ -27,6 +27,7 @@ from fewshot.learners.task_temperature import FOLDS, SPREAD, TemperatureMixture,
 from fewshot.tasks import Dataset, TaskIndices
 
 PIXELS_A_CHUNK = 200_000  # of images embedded at once: some 100 MB inside Conv4
+IMAGES_A_CHUNK = 2048  # of features, which have one pixel
 NUMBERS_A_BLOCK = 10_000_000  # of draws of logits at once: 40 MB
 WARNINGS = (Code.NOT_MIXED.name.lower(),)  # codes of episodes whose predictions are used all the same
 BATCHES = 5  # of episodes, for the standard deviation that papers print
@@ -103,7 +104,7 @@ def embed_images(
 ) -> Shaped[Array, "I ..."]:
     """Inputs [I, ...] of images [I, H, W, Ch], `chunk` images at a time."""
     height, width = images.shape[1:3]
-    size = chunk or max(8, PIXELS_A_CHUNK // (height * width))
+    size = chunk or max(8, min(IMAGES_A_CHUNK, PIXELS_A_CHUNK // (height * width)))
     parts = [apply(_embed, learner, (), rows(images, start, size)) for start in range(0, len(images), size)]
     return jnp.concatenate(parts)[: len(images)]
 

@@ -7,6 +7,7 @@ from fewshot.models.backbones import MLP, Backbone, Conv4, Identity, ResNet12
 from fewshot.models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.networks.metric import FeatureMetric
 
 LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
     "softmax": Softmax,
@@ -31,4 +32,5 @@ BACKBONES: dict[str, Callable[..., Backbone]] = {
     "resnet12": ResNet12,
     "mlp": MLP,
     "identity": Identity,
+    "metric": FeatureMetric,
 }

@@ -130,7 +130,7 @@ def readable(
         try:
             take(read_picture(file))
         except DataError as error:
-            if strict:
+            if strict or len(files) == 1:
                 raise
             print(f"left out: {error}", file=sys.stderr)
             continue

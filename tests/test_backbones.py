@@ -271,7 +271,7 @@ LONG = {"resnet12": pytest.mark.slow}  # seconds to compile; its block is compar
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, ())) for name in models.BACKBONES])
 def test_tasks_do_not_mix_in_training_nor_images_in_evaluation(name):
-    width = {} if name == "identity" else {"width": 4}
+    width = {} if name in ("identity", "metric") else {"width": 4}
     backbone = models.BACKBONES[name]((16, 17, 1), rngs=nnx.Rngs(0), **width)
     x = jax.random.uniform(jax.random.key(14), (2, 3, 16, 17, 1))
     train = nnx.jit(lambda backbone, x: backbone(x, True))

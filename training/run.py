@@ -123,13 +123,16 @@ def keys(seed: int) -> Key[Array, " 2"]:
 
 def export(directory: RunDirectory, run: Run, step: int) -> None:
     """Write the weights that `load_run` reads."""
-    directory.save_weights(
-        {
-            "learner": nnx.to_pure_dict(nnx.state(run.learner)),
-            "temperature": np.float64(run.temperature),
-            "step": np.int64(step),
-        }
-    )
+    directory.save_weights(exported(run, step))
+
+
+def exported(run: Run, step: int) -> dict[str, Any]:
+    """What `with_weights` reads: the numbers of a run, and the optimiser steps behind them."""
+    return {
+        "learner": nnx.to_pure_dict(nnx.state(run.learner)),
+        "temperature": np.float64(run.temperature),
+        "step": np.int64(step),
+    }
 
 
 def load_run(run_dir: str | Path) -> Run:

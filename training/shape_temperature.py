@@ -1,5 +1,12 @@
-"""The temperature of a run for tasks of another shape: it belongs to one number of classes and labelled images."""
+"""The temperature of a run for tasks of another shape: it belongs to one number of classes and labelled images.
 
+One that was fitted is kept in the run folder, in temperatures.json, so that no call fits what is known.
+"""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from fewshot import tasks
@@ -8,10 +15,13 @@ from fewshot.evaluation.scoring import temperature_of
 from fewshot.learners import Learner
 from fewshot.tasks import Dataset
 from fewshot.tasks.files import downloads_forbidden
+from fewshot.tasks.replacing import replace_text
 from fewshot.training.configuration import HELD_OUT, RunConfig
 from fewshot.training.data import calibration_episodes, load_splits, temperature_classes
-from fewshot.training.run import Run
+from fewshot.training.run import LARGEST_TEMPERATURE, Run
 
+KEPT = "temperatures.json"
+MOST_BYTES = 1 << 20  # of that file
 MOST_CLASSES, MOST_POINTS = 20, 200  # of an episode that a temperature is fitted on, so that it takes seconds
 
 
@@ -65,8 +75,54 @@ def _is_trained(run: Run, way: int, shot: int) -> bool:
 def _at(run: Run, train: tasks.Dataset, way: int, shot: int) -> float:
     if _is_trained(run, way, shot):
         return run.temperature
-    print(f"fitting the temperature for {way}-way {shot}-shot on training classes of the run")
-    return fitted_temperature(run.learner, run.config, *calibration_episodes(run.config, train, way, shot))
+    known = kept(run)
+    name = f"{way}-way {shot}-shot"
+    if name not in known:
+        print(f"fitting the temperature for {name} on training classes of the run")
+        known[name] = fitted_temperature(run.learner, run.config, *calibration_episodes(run.config, train, way, shot))
+        _keep(run, known)
+    return known[name]
+
+
+def kept(run: Run) -> dict[str, float]:
+    """The temperatures that a run's folder holds by their shapes, "5-way 3-shot".
+
+    None from a file that is damaged, or that belongs to other weights: a run may have been trained further.
+    """
+    path = _file(run)
+    if path is None or not path.is_file() or path.stat().st_size > MOST_BYTES:
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, RecursionError, OSError):
+        return {}  # they are fitted and written again
+    if not isinstance(found, dict) or found.get("weights") != _digest(path):
+        return {}
+    held = found.get("temperatures")
+    named = held.items() if isinstance(held, dict) else ()
+    return {name: value for name, value in named if type(value) is float and 0 < value <= LARGEST_TEMPERATURE}
+
+
+def _keep(run: Run, known: dict[str, float]) -> None:
+    path = _file(run)
+    if path is None:
+        return
+    content = {"weights": _digest(path), "temperatures": dict(sorted(known.items()))}
+    try:
+        replace_text(path, json.dumps(content, indent=2) + "\n", follow=False)
+    except OSError as error:
+        print(f"the temperature will be fitted again next time: {error}", file=sys.stderr)
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of the weights beside the file; "" where there are none."""
+    weights = path.with_name("weights.safetensors")
+    return hashlib.sha256(weights.read_bytes()).hexdigest() if weights.is_file() else ""
+
+
+def _file(run: Run) -> Path | None:
+    """Beside the weights that they belong to."""
+    return Path(run.config.run_dir) / KEPT if run.config.run_dir else None
 
 
 def fitted_temperature(learner: Learner, config: RunConfig, known: Dataset, episodes: Episodes) -> float:
