@@ -6,9 +6,8 @@ probable one, where 16 bits of p itself could not tell 0.3001 from 0.3. A ratio 
 """
 
 import io
-import zipfile
-import zlib
 from os import PathLike
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,9 +15,10 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from fewshot.evaluation.predictions import Labels, Probabilities, checked
+from fewshot.tasks.arrays import read_members
+from fewshot.tasks.files import DAMAGE
 
 NAMES = ("log_ratios", "labels", "classes")
-DAMAGE = (OSError, ValueError, LookupError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
 
 
 class KeptPredictions(NamedTuple):
@@ -43,9 +43,8 @@ def to_bytes(probabilities: Probabilities, labels: Labels, classes: Int[np.ndarr
 def read(path: str | PathLike[str]) -> KeptPredictions:
     """The predictions of a file, in float32. Raises: ValueError, in one line, for one that is missing or another's."""
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
-            ratios, labels, classes = (file[name] for name in NAMES)
-        kept = _of(ratios, labels, classes)
+        arrays = read_members(Path(path), NAMES)
+        kept = _of(*(arrays[name] for name in NAMES))
         checked(kept.probabilities, kept.labels)
         return kept
     except DAMAGE as error:

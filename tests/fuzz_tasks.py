@@ -177,7 +177,7 @@ def run(count, seed, told=print):
     """Some `count` tasks: faults as pairs of kind and description, result codes, and how many tasks there were."""
     faulthandler.dump_traceback_later(1200, repeat=True)  # says where a program that never ends is
     faults_found, codes_found, done = [], collections.Counter(), 0
-    for number, (program, share) in enumerate(programs()):
+    for number, (program, share) in enumerate(programs() if count else []):
         rng = np.random.default_rng([seed, number])
         with jax.enable_x64(program.double):
             function, begun = compiled(program), time.perf_counter()

@@ -2,6 +2,7 @@
 
 import io
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -92,8 +93,18 @@ def archive(**arrays):
     return file.getvalue()
 
 
+def claiming():
+    """An array whose header claims 10^12 entries that nobody has."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive())) as old, zipfile.ZipFile(file, "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"(2, 3), }        ", b"(99999999999,), }"))
+    return file.getvalue()
+
+
 OTHERS = {
-    "text": (b"no archive", "pickle"),
+    "claims": (claiming(), "labels claims the shape"),
+    "text": (b"no archive", "not a zip file"),
     "names": (archive(log_ratios=None), "log_ratios"),
     "dtype": (archive(log_ratios=np.zeros((2, 3, 4))), "float64"),
     "real labels": (archive(labels=np.zeros((2, 3))), "float64"),
@@ -113,7 +124,7 @@ def test_other_files_are_refused_in_one_line(content, reason, tmp_path):
 
 
 def test_a_missing_file_and_malformed_predictions_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"expected predictions of test episodes, got .*No such file"):
+    with pytest.raises(ValueError, match=r"expected predictions of test episodes, got .*no such file"):
         prediction_files.read(tmp_path / "none.npz")
     p, labels = random_predictions(0)
     with pytest.raises(ValueError, match="sum to 1"):

@@ -149,8 +149,10 @@ def test_slices_within_a_sweep_leave_the_posterior_invariant():
         values = np.asarray(sweep(jax.random.key(1)), np.float64)
         return np.abs(values.mean(0) - expected) / values.std(0) * np.sqrt(len(values))
 
-    assert errors(LogisticSoftmax()).max() < 5
-    assert errors(Doubled()).max() > 8
+    bound = norm.isf(FAMILY / (2 * len(expected)))  # of the largest of all moments, as in K6
+    assert errors(LogisticSoftmax()).max() < bound
+    # So large an error is found with all but one of 10,000 seeds.
+    assert errors(Doubled()).max() > bound + norm.isf(1e-4)
 
 
 # K6: means and standard deviations against NUTS
