@@ -126,7 +126,7 @@ def export(directory: RunDirectory, run: Run, step: int) -> None:
     directory.save_weights(exported(run, step))
 
 
-def exported(run: Run, step: int) -> dict[str, Any]:
+def exported(run: Run, step: int) -> WeightTree:
     """What `with_weights` reads: the numbers of a run, and the optimiser steps behind them."""
     return {
         "learner": nnx.to_pure_dict(nnx.state(run.learner)),
