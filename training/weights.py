@@ -49,7 +49,7 @@ def load(path: Path) -> tuple[WeightTree, dict[str, str]]:
         raise ValueError(f"damaged weights: {path} is no complete safetensors file ({error})") from error
 
 
-def _flatten(tree: WeightTree, prefix: str = "") -> Iterator[tuple[str, Array | np.ndarray]]:
+def _flatten(tree: dict, prefix: str = "") -> Iterator[tuple[str, Array | np.ndarray]]:
     for key, value in tree.items():
         if not isinstance(key, int | str) or (isinstance(key, str) and (key.isdecimal() or "/" in key or not key)):
             raise ValueError(f"names of weights must be integers or words without '/', got {key!r}; rename it")
