@@ -32,7 +32,7 @@ from fewshot.conditioning import (
     restored,
 )
 from fewshot.evaluation.selection import kept_at
-from fewshot.heads import UNTRAINED, Built, GaussianProcessHead, Head, PretrainedHead, TrainedRun
+from fewshot.heads import UNKNOWN, Built, GaussianProcessHead, Head, PretrainedHead, TrainedRun
 from fewshot.inference.inner.base import Code
 from fewshot.inputs import checked_labels, encoded, images_of, kind_of, named_encoder, paths_of, read_pictures
 from fewshot.learners import Learner
@@ -299,7 +299,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     def _built(self, width: int | None) -> Built:
         learner = GaussianProcessHead() if self.learner is None else self.learner
         if isinstance(learner, Learner):
-            return Built(learner, lambda counts: UNTRAINED)
+            return Built(learner, lambda counts: UNKNOWN)
         if not isinstance(learner, Head):
             raise ValueError(f"expected a head, as GaussianProcessHead(), or a Learner as learner, got {learner!r:.80}")
         return learner.build(width)

@@ -33,8 +33,11 @@ from fewshot.training.run_directory import RunError
 Setting = bool | int | float | str | None
 Counts = Sequence[int]  # labelled examples of each class
 
-# Log temperatures of tasks on features that nothing was fitted to: how they were measured is in docs/tutorial.md.
-UNTRAINED = TemperaturePrior(1.0, 1.0, 1.0)
+# log T = LEVEL + BY_CLASSES log C + BY_EXAMPLES log n of tasks on features that nothing was trained on, for the default
+# head, on digits and training classes of groceries (benchmarks/untrained_temperature.py, docs/results/untrained.md).
+LEVEL, BY_CLASSES, BY_EXAMPLES = -2.05, 0.34, 0.17
+UNTRAINED_SPREAD = 0.5  # of a task's log T about that: kinds of features differ by more than tasks of one kind
+UNKNOWN = TemperaturePrior(1.0, 1.0, 1.0)  # of learners of which nothing was measured
 
 
 class Built(NamedTuple):
@@ -101,7 +104,8 @@ class GaussianProcessHead(Head):
             run = build_run(self._configuration(), (1, 1, width))
         except ConfigError as error:
             raise ValueError(f"GaussianProcessHead: {str(error).removeprefix('--set ')}") from error
-        return Built(run.learner, lambda counts: UNTRAINED)
+        # The labels -1 and 1 of label regression leave its probabilities too sure, not too careful.
+        return Built(run.learner, lambda counts: UNKNOWN if self.likelihood == "gaussian" else untrained(counts))
 
     def _configuration(self) -> RunConfig:
         settings = {"kernel.prior_scale": _number("scale", self.scale), **(self.settings or {})}
@@ -121,6 +125,16 @@ class GaussianProcessHead(Head):
                 settings=settings,
             )
         )
+
+
+def untrained(counts: Counts) -> TemperaturePrior:
+    """What is expected of a task's temperature on features that nothing was trained on."""
+
+    def at(examples: float) -> float:
+        return math.exp(LEVEL + BY_CLASSES * math.log(len(counts)) + BY_EXAMPLES * math.log(examples))
+
+    examples = sum(counts) / len(counts)
+    return TemperaturePrior(at(examples), at(max(examples - 1, 1)), UNTRAINED_SPREAD)
 
 
 def _number(name: str, value: object) -> float:

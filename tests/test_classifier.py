@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import jax
@@ -93,7 +94,7 @@ def test_pipelines_tables_searches_and_scores():
 def test_clones_share_programs_and_start_from_nothing():
     features, labels = clusters()
     deep_kernel = DeepKernel(Identity((1, 1, 6)), KERNELS["rbf"](), rngs=nnx.Rngs(0))
-    learner = GaussianProcess(deep_kernel, LabelRegression(), exact)
+    learner = GaussianProcess(deep_kernel, LabelRegression(), partial(exact))  # a copy of which is another
     for given in (learner, REGRESSION):
         first = FewShotClassifier(given, random_state=3, draws=128, temperature=1.0).fit(features, labels)
         expected, programs = first.predict_proba(features), traced._cache_size()
@@ -333,6 +334,15 @@ def test_a_run_with_its_data_has_the_temperature_of_the_task(tiny_run, monkeypat
     assert asked == [(3, 2, "somewhere")]
     own = load_run(tiny_run.path).temperature
     assert TrainedRun(str(tiny_run.path)).build(None).temperature([1, 1])[:2] == (own, None)
+
+
+def test_more_classes_and_examples_ask_for_a_larger_temperature():
+    """As measured (docs/results/untrained.md): 2-way 2-shot -1.70, 5-way 1-shot -1.50, 10-way 2-shot -1.15."""
+    own, fewer = ([heads.untrained(counts)[k] for counts in ([2] * 2, [1] * 5, [2] * 10)] for k in (0, 1))
+    np.testing.assert_allclose(np.log(own), [-1.70, -1.50, -1.15], atol=0.01)
+    assert fewer[1] == own[1] and fewer[2] == heads.untrained([1] * 10).own < own[2]
+    assert GaussianProcessHead().build(3).temperature([2, 2]) == heads.untrained([2, 2])
+    assert GaussianProcessHead("gaussian").build(3).temperature([2, 2]) == heads.UNKNOWN
 
 
 class Means:
