@@ -1,6 +1,7 @@
 """What was found of one run, and the HTML report of it: tables and pictures in one file."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -47,7 +48,8 @@ class Assessment(NamedTuple):
 
     shown: which class of the test split each label of an episode is [E, C]; over_classes: 95% intervals of accuracy,
     NLL and Brier score for other test classes like these. trained_on: the data set of the run; held_out: its
-    temperature is of classes that no step was taken on.
+    temperature is of classes that no step was taken on. same_features: accuracies of rules that learn nothing, by name,
+    on the features of the run; empty where it has none.
     """
 
     run: str
@@ -63,6 +65,7 @@ class Assessment(NamedTuple):
     over_classes: dict[str, Interval]
     severities: dict[int, dict[str, Any]]
     out_of_episode: OutOfEpisode | None
+    same_features: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
 
     @property
     def heading(self) -> str:
@@ -79,6 +82,18 @@ class Assessment(NamedTuple):
         return (
             f"For other classes like these {self.test.classes}: accuracy {format_percent(bounds[0])} to "
             f"{format_percent(bounds[1])} (95% over classes and episodes; +- above is over episodes alone)."
+        )
+
+    @property
+    def features_note(self) -> str:
+        """What rules that learn nothing reach on the features of the run; empty where it has none."""
+        if not self.same_features:
+            return ""
+        each = [f"{name} {format_percent(row['accuracy'] or 0.0, row['accuracy_ci95'])}" for name, row in
+                self.same_features.items()]  # fmt: skip
+        return (
+            f"On the same features of the same episodes, without the run's own classifier: {', '.join(each)}. What "
+            "exceeds them is due to the classifier, the rest to the features."
         )
 
     @property
@@ -116,6 +131,7 @@ def _scores(found: Assessment) -> Section:
         f"{found.heading.strip()}{corrupted}. In brackets: 95% intervals over episodes.",
         found.temperature_note,
         *([found.classes_note] if found.classes_note else []),
+        *([found.features_note] if found.features_note else []),
         *(
             tables.calibration_note(name, row.temperatures, found.trained_on)
             for name, row in found.rows.items()

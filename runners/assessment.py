@@ -14,7 +14,9 @@ from fewshot.evaluation.episodes import EVALUATION_SEED, Episodes, Shape, draw_e
 from fewshot.evaluation.html_report import ADAPTED, CALIBRATED, PAPERS, RAW, TEMPERED, Assessment, Row
 from fewshot.evaluation.out_of_episode import detect_others
 from fewshot.evaluation.scoring import embed, score
+from fewshot.learners import NearestMean, NearestNeighbour
 from fewshot.learners.base import LatentLearner
+from fewshot.models.backbones import Identity
 from fewshot.runners.cli.evaluation import TEST_EPISODES, EvaluationConfig, check_batches
 from fewshot.tasks import DataError, Dataset, Splits, check_task_size
 from fewshot.training import shape_temperature
@@ -67,8 +69,18 @@ def assess(config: EvaluationConfig) -> tuple[Run, Assessment]:
         over_classes=dict(intervals_over_classes(tempered.probabilities, tempered.labels, shown)),
         severities=severities,
         out_of_episode=others,
+        same_features=_same_features(features, episodes),
     )
     return run, found
+
+
+def _same_features(features: Array, episodes: Episodes) -> dict[str, dict[str, float | None]]:
+    """Accuracies of rules that learn nothing, on inputs that are vectors; nothing of those that adapt a network."""
+    if features.ndim != 2:
+        return {}
+    as_they_are = Identity((1, 1, features.shape[1]))
+    rules = {"class means": NearestMean(as_they_are), "nearest neighbour": NearestNeighbour(as_they_are)}
+    return {name: score(rule, features, episodes).accuracies() for name, rule in rules.items()}
 
 
 def _check_possible(run: Run, config: EvaluationConfig, shape: Shape, test: Dataset) -> None:

@@ -58,6 +58,8 @@ def _print(found: Assessment) -> None:
     print(found.temperature_note)
     if found.classes_note:
         print(found.classes_note)
+    if found.features_note:
+        print(found.features_note)
     for name in (ADAPTED, CALIBRATED, PAPERS):
         if name in found.rows:
             print(tables.calibration_note(name, found.rows[name].temperatures, found.trained_on))
@@ -79,6 +81,7 @@ def _metrics(config: EvaluationConfig, run: Run, found: Assessment) -> dict[str,
         "failures": raw.scores.failures(),
         "temperature": found.temperature,
         "intervals_over_classes": {name: plain_interval(one) for name, one in found.over_classes.items()},
+        "same_features": {name: dict(row) for name, row in found.same_features.items()},
         "raw": raw.summary,
     }
     for key, name in (("adapted", ADAPTED), ("calibrated", CALIBRATED), ("papers_calibration", PAPERS)):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_omniglot
@@ -25,10 +26,11 @@ from fewshot.evaluation.episodes import Shape, draw_episodes
 from fewshot.evaluation.out_of_episode import DetectionScores, detect
 from fewshot.evaluation.resampling import plain_interval
 from fewshot.evaluation.robustness import corrupted
+from fewshot.evaluation.text import format_percent
 from fewshot.learners.task_temperature import SPREAD, task_temperature
 from fewshot.runners import assessment, evaluate
 from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
-from fewshot.tasks import sample_task
+from fewshot.tasks import make_dataset, sample_task
 from fewshot.training import run_directory
 from fewshot.training.data import check_images, load_splits, subset_of_classes
 from fewshot.training.run import export, load_run
@@ -126,6 +128,31 @@ def test_raw_and_calibrated_are_always_together(everything):
     assert 0 < metrics["calibrated"]["temperature"] != metrics["temperature"]
     assert metrics["papers_calibration"].keys() >= {"latent_temperature", "predictive_temperature", "validation_ece"}
     assert metrics["calibrated"]["accuracy"] == metrics["raw"]["accuracy"]
+
+
+def test_rules_that_learn_nothing_are_scored_on_the_same_features(everything):
+    """By hand: the nearest direction of a class mean of directions, and the nearest labelled image."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(4), 8)
+    dataset = make_dataset(np.zeros((32, 1, 1, 1), np.float32), labels)
+    features = rng.normal(size=(4, 6))[labels] + 1.2 * rng.normal(size=(32, 6))
+    episodes = draw_episodes(0, "test", dataset, Shape(3, 2, 4), 25)
+    found = assessment._same_features(jnp.asarray(features, jnp.float32), episodes)
+    right = {"class means": [], "nearest neighbour": []}
+    drawn = jax.device_get(episodes.indices)
+    for support, y, query, wanted in zip(drawn.x_support, drawn.y_support, drawn.x_query, drawn.y_query, strict=True):
+        unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+        means = np.stack([unit[support][y == k].mean(0) for k in range(3)])
+        nearest = (unit[query] @ (means / np.linalg.norm(means, axis=1, keepdims=True)).T).argmax(1)
+        right["class means"].append((nearest == wanted).mean())
+        distances = np.linalg.norm(features[query][:, None] - features[support], axis=2)
+        right["nearest neighbour"].append((y[distances.argmin(1)] == wanted).mean())
+    for name, shares in right.items():
+        assert found[name]["accuracy"] == pytest.approx(np.mean(shares))
+    assert assessment._same_features(jnp.zeros((32, 2, 2, 1)), episodes) == {}  # a learner that adapts its network
+    assert everything.metrics["same_features"].keys() == right.keys()
+    row = everything.metrics["same_features"]["class means"]
+    assert f"class means {format_percent(row['accuracy'], row['accuracy_ci95'])}, nearest" in everything.printed
 
 
 def test_the_calibrated_temperature_is_that_of_validation_episodes(everything, tiny_run, tiny_data):
