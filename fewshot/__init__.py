@@ -25,6 +25,7 @@ _HOMES = {
     "learners": ("LEARNERS", "GaussianProcess", "Learner", "NearestNeighbour", "Prediction", "solve"),
     "tasks": ("load", "sample_task"),
     "training.run": ("Run", "load_run"),
+    "pretrained": ("load_pretrained",),
     "classifier": ("FewShotClassifier", "InferenceFailedError"),
     "heads": ("GaussianProcessHead", "PretrainedHead", "TrainedRun"),
     "saving": ("SavedError",),

@@ -67,7 +67,7 @@ def test_a_trained_learner_predicts_a_users_images(prototypical, tiny_data, tmp_
     means = np.stack([np.asarray(learner.embed(jnp.asarray(support[task.y_support == k]))).mean(0) for k in range(4)])
     logits = -((np.asarray(learner.embed(jnp.asarray(query.pixels)))[:, None] - means) ** 2).sum(-1)
     expected = np.exp(logits - logits.max(1, keepdims=True))
-    np.testing.assert_allclose(found["probabilities"], expected / expected.sum(1, keepdims=True), atol=1e-4)
+    np.testing.assert_allclose(found.probabilities, expected / expected.sum(1, keepdims=True), atol=1e-4)
 
 
 @pytest.mark.parametrize("learner", ["feature-transfer", "first-order-maml", "nearest-mean", "logistic-regression"])

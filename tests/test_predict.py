@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import struct
 
 import jax
@@ -379,8 +380,8 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
             str(tiny_run.path), str(folders / "support.npz"), (str(folders / "query.npz"),), temperature=0.5
         )
     )
-    values = [[float(row[name]) for name in from_files["classes"]] for row in rows]
-    np.testing.assert_allclose(from_files["probabilities"], values, atol=1e-6)  # as printed, with six digits
+    values = [[float(row[name]) for name in from_files.classes] for row in rows]
+    np.testing.assert_allclose(from_files.probabilities, values, atol=1e-6)  # as printed, with six digits
     assert asked == ["omniglot"] * 2  # the run's own data set
 
 
@@ -414,7 +415,7 @@ def test_features_of_ones_own_from_training_to_probabilities(tmp_path, capsys):
     found = predict.main(predict.parse([asked[0], "--support", asked[1], "--query", asked[2], "--temperature", "0.2"]))
     assert "3 classes with 3 labelled images each, 9 queries; read as 5 features\n" in capsys.readouterr().out
     truth = [["oak", "ash", "elm"][label] for label in labels[1::2]]
-    assert [found["classes"][k] for k in found["probabilities"].argmax(1)] == truth
+    assert [found.classes[k] for k in found.probabilities.argmax(1)] == truth
 
 
 def test_predictions_draw_by_a_key_that_inference_does_not_use(classifier, task, monkeypatch):
@@ -458,14 +459,17 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
 
     monkeypatch.setattr(shape_temperature, "temperature_of", fitted)
     monkeypatch.setattr(predict, "FewShotClassifier", classifier)
-    own = load_run(tiny_run.path)
+    path = shutil.copytree(tiny_run.path, tmp_path / "run")  # what is fitted is kept there
+    own = load_run(path)
     chosen, data = own.config.trainer.temperature_classes, ["--data-root", tiny_data]
-    arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
+    arguments = [str(path), "--support", str(folders / "support"), "--query", str(folders / "query")]
     found = predict.main(predict.parse([*arguments, *data]))
+    predict.main(predict.parse([*arguments, *data]))  # which fits nothing
+    given.pop()
     assert asked == [(chosen, 4, 3), (chosen, 4, 2)] and given == [(pytest.approx(0.3), pytest.approx(0.2))]
-    learned = f"temperature {found['temperature']:.3g}, learned from the labelled images; before them 0.3\n"
+    learned = f"temperature {found.temperature:.3g}, learned from the labelled images; before them 0.3\n"
     assert learned in capsys.readouterr().out
-    assert found["temperature"] != pytest.approx(0.3)
+    assert found.temperature != pytest.approx(0.3)
     asked.clear()
     for way, shot in ((10_000, 10_000), (2, 10_000)):  # as near as time and the data allow
         shape_temperature.for_user(own, way, shot, tiny_data)

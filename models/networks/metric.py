@@ -70,4 +70,4 @@ def gains(values: Float[np.ndarray, " D"], rank: int, shrinkage: float) -> Float
 def unit(x: Float[np.ndarray, "*N D"]) -> Float[np.ndarray, "*N D"]:
     """x / |x| in double precision; a zero vector stays zero."""
     x = np.asarray(x, np.float64)
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), np.finfo(np.float64).tiny)
+    return x / np.maximum(np.sqrt((x * x).sum(axis=-1, keepdims=True)), np.finfo(np.float64).tiny)

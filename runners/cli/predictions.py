@@ -1,0 +1,173 @@
+"""What predict.py found, as text, CSV, JSON and a page of pictures."""
+
+import base64
+import csv
+import html
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fewshot.evaluation.report import STYLE
+from fewshot.evaluation.text import csv_cell, format_percent, format_table, plain
+from fewshot.tasks.images import Images, picture_of, read_picture
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SHOWN = 20  # rows of the table; --csv has them all
+SIDE, QUALITY = 160, 80  # of thumbnails
+STRANGE = 0.95  # the share from which on a picture is marked
+PAGE_STYLE = """
+.cards { display: flex; flex-wrap: wrap; gap: 1rem; }
+.card { width: 11rem; border: 1px solid #ddd; border-radius: 6px; padding: .5rem; font-size: .85rem; }
+.card img { display: block; width: 100%; height: 8rem; object-fit: contain; background: #f4f4f4; }
+.card b { overflow-wrap: anywhere; } .card small { color: #666; overflow-wrap: anywhere; display: block; }
+.left { border-color: #c60; background: #fff8ef; } .strange { border-color: #b00; background: #fff0f0; }
+"""
+
+
+class Predicted(NamedTuple):
+    """Of every query its name, probabilities [Q, C], whether its answer is kept [Q], and how unknown it looks [Q].
+
+    unknown: the share of the task's own labelled pictures, each left out, that look less unknown than the query; None
+    where no class has two. counts: labelled images of each class. before: the temperature that was expected before
+    these were looked at, None where it was not learned from them.
+    """
+
+    names: list[str]
+    classes: list[str]
+    counts: list[int]
+    probabilities: np.ndarray
+    unknown: np.ndarray | None
+    kept: np.ndarray
+    temperature: float
+    before: float | None
+    read_as: str
+
+    @property
+    def predictions(self) -> list[str]:
+        """The most probable class of every query."""
+        return [self.classes[k] for k in self.probabilities.argmax(axis=1)]
+
+    def unknown_cell(self, number: int, digits: int = 3) -> str:
+        """How unknown one query looks, empty where that is not known."""
+        return "" if self.unknown is None else f"{self.unknown[number]:.{digits}f}"
+
+
+def printed(found: Predicted, csv_file: str | None) -> None:
+    """Print the first rows, the temperature, and how many answers are kept."""
+    low, high = min(found.counts), max(found.counts)
+    images = f"{low} labelled image{'s' if low > 1 else ''}" if low == high else f"{low} to {high} labelled images"
+    queries = "1 query" if len(found.names) == 1 else f"{len(found.names)} queries"
+    print(f"{len(found.classes)} classes with {images} each, {queries}; read as {found.read_as}")
+    before = "" if found.before is None else f", learned from the labelled images; before them {found.before:.3g}"
+    print(f"temperature {found.temperature:.3g}{before}")
+    best = np.argsort(-found.probabilities, axis=1)[:, :2]
+    rows = [
+        [
+            plain(name),
+            *(f"{plain(found.classes[k])} {format_percent(float(found.probabilities[q, k]))}" for k in best[q]),
+            "" if found.kept[q] else "left open",
+            found.unknown_cell(q, 2),
+        ]
+        for q, name in enumerate(found.names[:SHOWN])
+    ]
+    print(format_table(["image", "most probable", "then", "answer", "unknown"], rows))
+    if len(found.names) > SHOWN:
+        where = f"{plain(csv_file)} has" if csv_file else "--csv FILE writes"
+        print(f"... and {len(found.names) - SHOWN} more; {where} all of them")
+    print(summary(found))
+
+
+def summary(found: Predicted) -> str:
+    """How many answers are kept, and what to expect of them."""
+    confidence = found.probabilities.max(axis=1)
+    if not found.kept.any():
+        return f"no answer is certain enough to be kept of {len(found.names)}"
+    expected = format_percent(float(confidence[found.kept].mean()))
+    return f"{int(found.kept.sum())} of {len(found.names)} answers kept, of which {expected} are expected to be right"
+
+
+def csv_text(found: Predicted) -> str:
+    """A row for each query; `answer` is empty where it is left open."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = [csv_cell(one) for one in found.classes]
+    writer.writerow(["image", "prediction", "answer", "unknown", *names])
+    for q, (name, row) in enumerate(zip(found.names, found.probabilities, strict=True)):
+        prediction = names[int(np.argmax(row))]
+        answer = prediction if found.kept[q] else ""
+        cells = [csv_cell(name), prediction, answer, found.unknown_cell(q)]
+        writer.writerow([*cells, *(f"{value:.6f}" for value in row)])
+    return text.getvalue()
+
+
+def json_text(found: Predicted) -> str:
+    """The same as JSON; `answer` and `unknown` are null where there is none."""
+    queries = [
+        {
+            "image": name,
+            "prediction": prediction,
+            "answer": prediction if found.kept[q] else None,
+            "unknown": None if found.unknown is None else float(found.unknown[q]),
+            "probabilities": dict(zip(found.classes, map(float, found.probabilities[q]), strict=True)),
+        }
+        for q, (name, prediction) in enumerate(zip(found.names, found.predictions, strict=True))
+    ]
+    about = {"classes": found.classes, "labelled": found.counts, "temperature": found.temperature}
+    return json.dumps({**about, "queries": queries}, indent=2) + "\n"
+
+
+def html_page(found: Predicted, query: Images) -> str:
+    """One file with a small picture of every query, the least certain first; it loads nothing."""
+    order = np.argsort(found.probabilities.max(axis=1), kind="stable")
+    cards = "\n".join(_card(found, query, int(q)) for q in order)
+    classes = ", ".join(f"{name} ({count})" for name, count in zip(found.classes, found.counts, strict=True))
+    head = f"<h1>{len(found.names)} pictures, the least certain first</h1>"
+    notes = [
+        f"Classes and their labelled pictures: {classes}.",
+        f"{summary(found)}. Orange: left open. Red: looks stranger than {STRANGE:.0%} of the labelled pictures.",
+    ]
+    text = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>Predictions</title>\n'
+        f'<style>{STYLE}{PAGE_STYLE}</style>\n</head>\n<body>\n{head}{text}\n<div class="cards">\n{cards}\n</div>\n'
+        "</body>\n</html>\n"
+    )
+
+
+def _card(found: Predicted, query: Images, q: int) -> str:
+    best = np.argsort(-found.probabilities[q])[:2]
+    first, *then = (f"{found.classes[k]} {format_percent(float(found.probabilities[q, k]))}" for k in best)
+    strange = found.unknown is not None and found.unknown[q] >= STRANGE
+    kind = "card strange" if strange else "card" if found.kept[q] else "card left"
+    unknown = f"unknown {found.unknown_cell(q, 2)}" if found.unknown is not None else ""
+    lines = [
+        f"<b>{_text(first)}</b>",
+        f"<small>{_text(', '.join([f'then {one}' for one in then] + [unknown]))}</small>",
+    ]
+    return f'<div class="{kind}">{_thumbnail(query, q)}{"".join(lines)}<small>{_text(found.names[q])}</small></div>'
+
+
+def _text(text: str) -> str:
+    return html.escape(plain(text))
+
+
+def _thumbnail(query: Images, q: int) -> str:
+    """The picture of a query inside the page; nothing where there are features alone."""
+    path, pixels = Path(query.names[q]), query.pixels[q]
+    if path.is_file():
+        picture: Image = read_picture(path)
+    elif pixels.dtype == np.uint8:
+        picture = picture_of(pixels)
+    else:
+        return ""
+    picture = picture.convert("RGB")
+    picture.thumbnail((SIDE, SIDE))
+    content = io.BytesIO()
+    picture.save(content, "JPEG", quality=QUALITY)
+    return f'<img alt="" src="data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}">'

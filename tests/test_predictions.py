@@ -1,0 +1,123 @@
+"""What predict.py writes: CSV, JSON and the page of pictures; damaged pictures, names of weights, encoders."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fewshot import pretrained
+from fewshot.models.networks import encoders
+from fewshot.models.networks.pictures import FrozenEncoder, Preparation
+from fewshot.pretrained import TemperatureTable, store
+from fewshot.runners import predict
+from fewshot.runners.cli.predictions import Predicted, csv_text, html_page, json_text, summary
+from fewshot.tasks.images import Images
+from fewshot.training.configuration import RunConfig, resolve
+from fewshot.training.overrides import ConfigError
+from fewshot.training.run import build_run
+
+
+@pytest.fixture
+def found():
+    return Predicted(
+        names=["sure.png", "=1+1.png", "<b>odd</b>.png"],
+        classes=["ash", "=elm"],
+        counts=[2, 3],
+        probabilities=np.array([[0.99, 0.01], [0.6, 0.4], [0.2, 0.8]]),
+        unknown=np.array([0.0, 0.5, 0.96]),
+        kept=np.array([True, False, True]),
+        temperature=0.1,
+        before=None,
+        read_as="features",
+    )
+
+
+def test_the_csv_leaves_answers_open_and_computes_nothing(found):
+    rows = list(csv.DictReader(csv_text(found).splitlines()))
+    assert [row["answer"] for row in rows] == ["ash", "", "'=elm"]
+    assert [row["unknown"] for row in rows] == ["0.000", "0.500", "0.960"]
+    assert rows[1]["image"] == "'=1+1.png" and rows[2]["'=elm"] == "0.800000"
+    unseen = csv_text(found._replace(unknown=None))
+    assert [row["unknown"] for row in csv.DictReader(unseen.splitlines())] == [""] * 3
+
+
+def test_the_json_says_the_same(found):
+    read = json.loads(json_text(found))
+    assert [one["answer"] for one in read["queries"]] == ["ash", None, "=elm"]
+    assert read["queries"][0]["probabilities"] == {"ash": 0.99, "=elm": 0.01} and read["labelled"] == [2, 3]
+    assert json.loads(json_text(found._replace(unknown=None)))["queries"][0]["unknown"] is None
+
+
+def test_the_summary_expects_what_the_probabilities_say(found):
+    assert summary(found) == "2 of 3 answers kept, of which 89.5% are expected to be right"
+    assert "no answer is certain enough" in summary(found._replace(kept=np.zeros(3, bool)))
+
+
+def test_the_page_shows_the_least_certain_first_and_loads_nothing(found, tmp_path):
+    pixels = np.zeros((3, 8, 8, 3), np.uint8)
+    page = html_page(found, Images(pixels, found.names, [""] * 3))
+    assert page.index("=1+1.png") < page.index("odd") < page.index("sure.png")
+    assert "<b>odd" not in page and page.count("data:image/jpeg;base64") == 3
+    assert 'class="card left"' in page and 'class="card strange"' in page
+    assert "http" not in page and "src=" in page and all(part.startswith('"data:') for part in page.split("src=")[1:])
+    assert "<img" not in html_page(found, Images(np.zeros((3, 1, 1, 4), np.float32), found.names, [""] * 3))
+
+
+SMALL = Preparation(side=8, short=8, mean=(0.0,) * 3, deviation=(1.0,) * 3)
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+    """Red and green pictures, weights under a name that reads their mean colours."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    encoder = FrozenEncoder("colours", SMALL, 3, "colours-1", lambda pixels: pixels.mean((1, 2)) / 255, 2)
+    monkeypatch.setitem(encoders.ENCODERS, "colours", lambda: encoder)
+    asked = RunConfig(dataset="embeddings:x", likelihood="gaussian", kernel="rbf", backbone="identity")
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
+    table = TemperatureTable((2, 3), (1, 2), np.log([[0.5, 0.6], [0.7, 0.8]]))
+    store(tmp_path / "photographs.safetensors", build_run(resolve(asked), (1, 1, 3)), table, "colours")
+    for name, colour in {"red": (255, 0, 0), "green": (0, 255, 0)}.items():
+        for number in range(2):
+            path = tmp_path / "support" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (9, 9), tuple(min(255, value + 9 * number) for value in colour)).save(path)
+    (tmp_path / "query").mkdir()
+    Image.new("RGB", (9, 9), (250, 5, 5)).save(tmp_path / "query" / "a.png")
+    return tmp_path
+
+
+def arguments(shop, *more):
+    return ["--support", str(shop / "support"), "--query", str(shop / "query"), *more]
+
+
+def test_pictures_to_answers_without_naming_a_run(shop, capsys):
+    (shop / "query" / "b.png").write_bytes(b"\x89PNG nothing")
+    (shop / "support" / "red" / "c.png").write_bytes(b"")
+    files = [shop / name for name in ("p.csv", "p.json", "p.html")]
+    flags = ["--csv", str(files[0]), "--json", str(files[1]), "--report", str(files[2])]
+    assert predict.command_line(arguments(shop, *flags)) == 0
+    printed, errors = capsys.readouterr()
+    assert "2 classes with 2 labelled images each, 1 query; read as 3 features of colours\n" in printed
+    assert sorted(line.split("got")[0].split("/")[-1].strip() for line in errors.splitlines()) == ["b.png,", "c.png,"]
+    (row,) = csv.DictReader(files[0].read_text().splitlines())
+    assert row["prediction"] == "red" and float(row["unknown"]) < 1 and files[1].exists() and files[2].exists()
+    with pytest.raises(SystemExit):
+        predict.command_line(arguments(shop, "--strict", "--csv", str(shop / "q.csv")))
+    assert not (shop / "q.csv").exists() and "cannot be read" in capsys.readouterr().err
+
+
+def test_the_temperature_of_a_name_is_the_stored_one(shop, monkeypatch):
+    model = predict.load_model(predict.parse(arguments(shop)))
+    assert model.temperatures([1, 1]) == (pytest.approx(0.5), None)
+    assert model.temperatures([2, 2]) == (pytest.approx(0.6), pytest.approx(0.5))
+    assert model.temperatures([2, 1]) == (pytest.approx(np.sqrt(0.5 * 0.6)), pytest.approx(0.5))
+
+
+def test_what_makes_no_sense_is_refused(shop, tiny_run):
+    with pytest.raises(ConfigError, match="expected no --encoder with"):
+        predict.load_model(predict.parse([str(tiny_run.path), *arguments(shop, "--encoder", "colours")]))
+    for text in ("0", "1.2", "nan"):
+        with pytest.raises(ConfigError):
+            predict.parse(arguments(shop, "--keep-accuracy", text))
