@@ -108,8 +108,7 @@ def test_only_the_gaussian_algebra_factorises_a_matrix():
         for path in files(package)
         if list(linear_algebra(path.read_text()))
     }
-    # Their matrices are of statistics and of features, in NumPy.
-    assert found == ALGEBRA | {"evaluation/calibration_interval.py", "models/networks/metric.py"}
+    assert found == ALGEBRA | {"evaluation/calibration_interval.py"}  # whose matrix is of statistics, in NumPy
 
 
 def test_every_package_is_listed_for_installation():

@@ -7,7 +7,6 @@ import pytest
 from problems import double
 
 from fewshot.inference.inner import cavi, cvi, exact, fit_to_tolerance, gibbs, settle
-from fewshot.models.expectations import Exact
 from fewshot.models.gaussian import DiagonalPosterior, GaussianPrior, LowRankPosterior, Query, Sites
 from fewshot.models.kernels import Cosine, Linear
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, Softmax
@@ -78,8 +77,8 @@ def test_derivatives_are_those_of_factors_of_size_n():
 @pytest.mark.parametrize(
     "inference",
     [
-        cvi(Softmax(), expectation=Exact()),
-        cvi(LogisticSoftmax(), expectation=Exact()),
+        cvi(Softmax()),
+        cvi(LogisticSoftmax()),
         cavi(LogisticSoftmax()),
         exact(LabelRegression()),
     ],
@@ -89,11 +88,11 @@ def test_inferences_end_where_they_end_with_factors_of_size_n(inference):
     prior, query, plain, plain_query, y = problem(3)
 
     def predicted(prior, query):
-        state, info, _ = fit_to_tolerance(jax.random.key(0), inference, prior, y, tolerance=1e-9, max_steps=400)
+        state, info, _ = fit_to_tolerance(jax.random.key(0), inference, prior, y, tolerance=1e-7, max_steps=200)
         return inference.posterior(state, prior).predict(query), info.elbo
 
     found, expected = jax.jit(predicted)(prior, query), jax.jit(predicted)(plain, plain_query)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8), found, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
 @double

@@ -27,4 +27,4 @@ def test_a_name_that_is_no_program_is_refused(words, shown, capsys):
 
 def test_help_lists_the_programs(capsys):
     assert main.main(["--help"]) == 0
-    assert "train,evaluate,predict,diagnose,reproduce" in capsys.readouterr().out
+    assert "train,evaluate,predict,encode,diagnose,reproduce" in capsys.readouterr().out

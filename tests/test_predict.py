@@ -290,12 +290,12 @@ def test_linked_folders_are_read_and_dangling_links_named(tmp_path):
 
 
 def test_large_tasks_take_fewer_draws_and_no_more_memory():
-    assert predict._draws(["a", "b"]) == predict._draws([*"abcde"] * 5) == predict.DRAWS
+    assert conditioning.draws_for(2, 2) == conditioning.draws_for(25, 5) == conditioning.DRAWS
     for classes, shots in ((50, 5), (100, 20), (300, 5)):
-        labels = [str(label) for label in range(classes)] * shots
-        draws = predict._draws(labels)
-        assert predict.FEWEST_DRAWS <= draws < predict.DRAWS and predict.DRAWS % draws == 0
-        assert draws == predict.FEWEST_DRAWS or draws * classes * len(labels) <= predict.MOST_NUMBERS
+        points, most = classes * shots, conditioning.DRAWS
+        draws = conditioning.draws_for(points, classes)
+        assert conditioning.FEWEST_DRAWS <= draws < most and most % draws == 0
+        assert draws == conditioning.FEWEST_DRAWS or draws * classes * points <= conditioning.MOST_NUMBERS
 
 
 def test_one_class_is_no_task_whatever_holds_it(tiny_run, tmp_path, capsys):
@@ -544,4 +544,5 @@ def test_names_of_classes_and_files_are_text_on_the_screen_and_in_a_table(tmp_pa
     assert "\x1b" not in printed and r"\x1b[2J" in printed and r"caf\xe9.png" in printed
     with (tmp_path / "a.csv").open(newline="", errors="surrogateescape") as file:
         header, *rows = csv.reader(file)
-    assert sorted(header[2:]) == sorted(["'=1+1", names[1]]) and {row[1] for row in rows} <= set(header[2:])
+    assert header[2:4] == ["answer", "unknown"] and sorted(header[4:]) == sorted(["'=1+1", names[1]])
+    assert {row[1] for row in rows} <= set(header[4:])

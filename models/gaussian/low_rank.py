@@ -6,7 +6,8 @@ Williams 2006, section 2.1.2):
     (G10)  M = I + S^T W S = T^-1 T^-T,  u | y ~ N(w, M^-1),  w = M^-1 S^T (h - W a)
           m = a + S w,  V = S M^-1 S^T,  |B| = |M|,  sum_n W_n V_nn = tr(I - M^-1),  (m - a)^T K^-1 (m - a) = w.w
 
-and at new inputs with k_* = S_* S^T the mean is a_* + S_* w and the variance s_* M^-1 s_*^T, where nothing cancels.
+and at new inputs with k_* = S_* S^T the mean is a_* + S_* w and the variance k_** - s_* s_*^T + s_* M^-1 s_*^T; what is
+left of k_** beyond the features is 0 for a kernel that has no others.
 alpha = h - W m is that solution of K alpha = m - a which the algorithms compare with slopes.
 """
 
@@ -73,7 +74,8 @@ class LowRankPosterior(NamedTuple):
         """Marginals of the latent logits at new inputs (G7, G10). Raises ValueError for a query without its root."""
         if query.root is None:
             raise ValueError("expected a query with its root, as the prior has one; make both with one LatentProcess")
-        variance = jnp.sum(self.weights.spread(query.root) ** 2, axis=1)
+        beyond = jnp.maximum(query.variance - jnp.sum(query.root**2, axis=1), 0.0)
+        variance = beyond + jnp.sum(self.weights.spread(query.root) ** 2, axis=1)
         return Marginals(query.mean + self.weights.mean @ query.root.T, variance)
 
     @highest_precision
