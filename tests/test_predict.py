@@ -459,7 +459,8 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
 
     monkeypatch.setattr(shape_temperature, "temperature_of", fitted)
     monkeypatch.setattr(predict, "FewShotClassifier", classifier)
-    path = shutil.copytree(tiny_run.path, tmp_path / "run")  # what is fitted is kept there
+    without = shutil.ignore_patterns(shape_temperature.KEPT)  # what is fitted is kept there
+    path = shutil.copytree(tiny_run.path, tmp_path / "run", ignore=without)
     own = load_run(path)
     chosen, data = own.config.trainer.temperature_classes, ["--data-root", tiny_data]
     arguments = [str(path), "--support", str(folders / "support"), "--query", str(folders / "query")]
