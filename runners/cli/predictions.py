@@ -70,7 +70,7 @@ def printed(found: Predicted, csv_file: str | None) -> None:
         [
             plain(name),
             *(f"{plain(found.classes[k])} {format_percent(float(found.probabilities[q, k]))}" for k in best[q]),
-            "" if found.kept[q] else "left open",
+            "kept" if found.kept[q] else "left open",
             found.unknown_cell(q, 2),
         ]
         for q, name in enumerate(found.names[:SHOWN])
@@ -80,6 +80,8 @@ def printed(found: Predicted, csv_file: str | None) -> None:
         where = f"{plain(csv_file)} has" if csv_file else "--csv FILE writes"
         print(f"... and {len(found.names) - SHOWN} more; {where} all of them")
     print(summary(found))
+    if found.unknown is not None:
+        print("unknown: share of the labelled pictures, each left out, that look less strange than this one")
 
 
 def summary(found: Predicted) -> str:
