@@ -124,3 +124,21 @@ def test_few_points_keep_factors_of_size_n():
     assert GaussianPrior(prior.mean, prior.covariance).features is None and isinstance(
         Query(*[prior.mean[:1]] * 3), Query
     )
+
+
+def test_single_precision_keeps_digits_that_factors_of_size_n_lose():
+    """At an output scale and precisions of 1,000 W K is 1e6: the other factors have no digit of the mean right."""
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(85, 64)) + 0.5
+    root = 1000**0.5 * x / np.linalg.norm(x, axis=1, keepdims=True)
+    shift, precision = rng.normal(size=(CLASSES, 85)), 1000 * rng.uniform(0.05, 1, size=(CLASSES, 85))
+
+    def mean(dtype, short):
+        prior = GaussianPrior(jnp.zeros((CLASSES, 85), dtype), jnp.asarray(root @ root.T, dtype))
+        prior = prior._replace(root=jnp.asarray(root, dtype)) if short else prior
+        return np.asarray(prior.given(Sites(jnp.asarray(shift, dtype), jnp.asarray(precision, dtype))).mean)
+
+    with jax.enable_x64(True):
+        exact = mean(jnp.float64, short=False)
+    short, full = (np.abs(mean(jnp.float32, one) - exact).max() / np.abs(exact).max() for one in (True, False))
+    assert short < 1e-4 < full
