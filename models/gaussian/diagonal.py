@@ -23,7 +23,7 @@ from fewshot.models.gaussian.factors import (
     square_root,
 )
 from fewshot.models.gaussian.low_rank import LowRankPosterior, low_rank_posterior, weight_normal
-from fewshot.models.gaussian.marginals import AnyMarginals, Marginals
+from fewshot.models.gaussian.marginals import AnyMarginals, IndependentClasses, Marginals
 from fewshot.models.gaussian.prior import GaussianPrior, Query, with_root
 
 
@@ -161,12 +161,7 @@ class Sites(NamedTuple):
         return weak + weight * inverse_times(scaled - weight * apply_covariance(prior.covariance, weak))
 
 
-class DiagonalPosterior(NamedTuple):
-    """The prior times diagonal sites. All fields are [C, N] unless said otherwise.
-
-    alpha is K^-1 (mean - a), weight is W^1/2, inverse [C, N, N] is R^-1 with B = R R^T, kl [] is KL(q || prior).
-    """
-
+class _DiagonalFields(NamedTuple):
     mean: Float[Array, "C N"]
     variance: Float[Array, "C N"]
     alpha: Float[Array, "C N"]
@@ -174,20 +169,19 @@ class DiagonalPosterior(NamedTuple):
     inverse: Float[Array, "C N N"]
     kl: Float[Array, ""]
 
-    @property
-    def marginals(self) -> Marginals:
-        """Marginals of q at the labelled points."""
-        return Marginals(self.mean, self.variance)
+
+class DiagonalPosterior(_DiagonalFields, IndependentClasses):
+    """The prior times diagonal sites. All fields are [C, N] unless said otherwise.
+
+    alpha is K^-1 (mean - a), weight is W^1/2, inverse [C, N, N] is R^-1 with B = R R^T, kl [] is KL(q || prior).
+    """
+
+    __slots__ = ()
 
     @property
-    def seen(self) -> Marginals:
-        """What the sites know of f: all of it."""
-        return self.marginals
-
-    @property
-    def log_determinant(self) -> Float[Array, ""]:
-        """log|B|, summed over classes."""
-        return -2 * jnp.sum(jnp.log(jnp.diagonal(self.inverse, axis1=-2, axis2=-1)))
+    def inverse_factor(self) -> Float[Array, "C K K"]:
+        """R^-1."""
+        return self.inverse
 
     @highest_precision
     def predict(self, query: Query) -> Marginals:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from fewshot.models.gaussian.factors import cholesky_inverse, highest_precision
-from fewshot.models.gaussian.marginals import Marginals
+from fewshot.models.gaussian.marginals import IndependentClasses, Marginals
 from fewshot.models.gaussian.prior import GaussianPrior, Query
 
 
@@ -45,29 +45,23 @@ def weight_normal(
     return WeightNormal(mean, inverse, determinant)
 
 
-class LowRankPosterior(NamedTuple):
-    """The prior times diagonal sites, by the normal of its weights; mean, variance and alpha are [C, N], kl []."""
-
+class _LowRankFields(NamedTuple):
     mean: Float[Array, "C N"]
     variance: Float[Array, "C N"]
     alpha: Float[Array, "C N"]
     weights: WeightNormal
     kl: Float[Array, ""]
 
-    @property
-    def marginals(self) -> Marginals:
-        """Marginals of q at the labelled points."""
-        return Marginals(self.mean, self.variance)
+
+class LowRankPosterior(_LowRankFields, IndependentClasses):
+    """The prior times diagonal sites, by the normal of its weights; mean, variance and alpha are [C, N], kl []."""
+
+    __slots__ = ()
 
     @property
-    def seen(self) -> Marginals:
-        """What the sites know of f: all of it."""
-        return self.marginals
-
-    @property
-    def log_determinant(self) -> Float[Array, ""]:
-        """log|B|, summed over classes."""
-        return -2 * jnp.sum(jnp.log(jnp.diagonal(self.weights.inverse, axis1=-2, axis2=-1)))
+    def inverse_factor(self) -> Float[Array, "C K K"]:
+        """T."""
+        return self.weights.inverse
 
     @highest_precision
     def predict(self, query: Query) -> Marginals:

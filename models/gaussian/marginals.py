@@ -76,4 +76,32 @@ class JointMarginals(NamedTuple):
         return lambda node: self.mean + jnp.einsum("nci,i->cn", root, node)
 
 
+class IndependentClasses:
+    """What posteriors with mean and variance [C, N] share: their marginals, all of which the sites know."""
+
+    __slots__ = ()
+    mean: Float[Array, "C N"]
+    variance: Float[Array, "C N"]
+
+    @property
+    def inverse_factor(self) -> Float[Array, "C K K"]:
+        """Of the Cholesky factor of B, or of a matrix with its determinant."""
+        raise NotImplementedError(f"{type(self).__name__} has no inverse_factor")
+
+    @property
+    def marginals(self) -> Marginals:
+        """Marginals of q at the labelled points."""
+        return Marginals(self.mean, self.variance)
+
+    @property
+    def seen(self) -> Marginals:
+        """What the sites know of f: all of it."""
+        return self.marginals
+
+    @property
+    def log_determinant(self) -> Float[Array, ""]:
+        """log|B|, summed over classes."""
+        return -2 * jnp.sum(jnp.log(jnp.diagonal(self.inverse_factor, axis1=-2, axis2=-1)))
+
+
 AnyMarginals = Marginals | JointMarginals
