@@ -39,6 +39,7 @@ from fewshot.learners import Learner
 from fewshot.learners.task_temperature import TemperatureMixture
 from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks.encoders import Encoder
+from fewshot.pretrained import HEAD_OF
 from fewshot.suggestion import suggested
 
 __all__ = ["Answers", "FewShotClassifier", "InferenceFailedError", "Latents", "Suggestion"]
@@ -67,8 +68,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     """Bayesian few-shot classification in scikit-learn's contract.
 
     learner: a head (`GaussianProcessHead`, `TrainedRun`, `PretrainedHead`), whose parameters are `learner__likelihood`
-    and so on, or a trained `Learner`; None stands for `GaussianProcessHead()`. encoder: the name of a pretrained
-    encoder, or one that was loaded, for pictures; None where X is features, or images that the learner itself reads.
+    and so on, or a trained `Learner`; None stands for what is shipped for the encoder, else `GaussianProcessHead()`.
+    encoder: the name of a pretrained encoder, or one that was loaded, for pictures; None where X is features, or images
+    that the learner itself reads.
 
     temperature: of the probabilities, "auto" for the one of the head, from which a task departs as its labels tell
     wherever a class has two examples. A number is taken as it is, unless temperature_of_fewer, that of tasks with an
@@ -296,8 +298,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"expected features [N, {shape[2]}], got paths; give an encoder, as {ENCODER_EXAMPLE}")
         return read_pictures(pictures, shape, built.prepare)
 
+    def _head(self) -> Head | Learner:
+        if self.learner is not None:
+            return self.learner
+        shipped = HEAD_OF.get(self.encoder) if isinstance(self.encoder, str) else None
+        return PretrainedHead(shipped) if shipped else GaussianProcessHead()
+
     def _built(self, width: int | None) -> Built:
-        learner = GaussianProcessHead() if self.learner is None else self.learner
+        learner = self._head()
         if isinstance(learner, Learner):
             return Built(learner, lambda counts: UNKNOWN)
         if not isinstance(learner, Head):
@@ -331,7 +339,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     def _described(self) -> saving.About:
         """What a file says beside the arrays."""
-        learner = GaussianProcessHead() if self.learner is None else self.learner
+        learner = self._head()
         encoder, names = self.encoder, getattr(self, "feature_names_in_", None)
         return saving.About(
             *saving.described(learner),

@@ -11,9 +11,8 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +21,7 @@ from sklearn.base import BaseEstimator
 
 from fewshot.conditioning import TemperaturePrior
 from fewshot.learners import Learner
+from fewshot.pretrained import Pretrained, load_pretrained
 from fewshot.tasks import preparation
 from fewshot.tasks.images import Prepare, whole
 from fewshot.training import shape_temperature
@@ -46,18 +46,6 @@ class Built(NamedTuple):
     learner: Learner
     temperature: Callable[[Counts], TemperaturePrior]
     prepare: Prepare = whole
-
-
-@runtime_checkable
-class Pretrained(Protocol):
-    """What `fewshot.pretrained.load_pretrained` returns."""
-
-    learner: Learner
-    encoder: str | None
-
-    def temperature(self, counts: Counts) -> float:
-        """The temperature of tasks with so many labelled examples of each class."""
-        ...
 
 
 class Head(BaseEstimator):
@@ -204,23 +192,14 @@ class PretrainedHead(Head):
     def build(self, width: int | None) -> Built:
         """The learner. Raises ValueError for an unknown name."""
         found = self.load()
-
-        def temperature(counts: Counts) -> TemperaturePrior:
-            fewer = [max(count - 1, 1) for count in counts]
-            return TemperaturePrior(
-                found.temperature(list(counts)), found.temperature(fewer) if max(counts) > 1 else None
-            )
-
-        return Built(found.learner, temperature)
+        return Built(found.learner, lambda counts: TemperaturePrior(*found.temperatures(counts)))
 
     def fingerprint(self) -> str:
         """SHA-256 of the weights."""
         return fingerprint_of(self.load().learner)
 
 
-@functools.cache
-def _pretrained(name: str) -> Pretrained:
-    return import_module("fewshot.pretrained").load_pretrained(name)
+_pretrained = functools.cache(load_pretrained)
 
 
 def fingerprint_of(learner: Learner) -> str:

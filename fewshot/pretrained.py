@@ -21,10 +21,12 @@ from fewshot.training.configuration import RunConfig
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import LARGEST_TEMPERATURE, Run, build_run, exported, with_weights
 from fewshot.training.run_directory import READABLE, SCHEMA_VERSION, RunError
+from fewshot.training.shape_temperature import Temperatures
 
 FOLDER = Path(__file__).resolve().parent / "weights"
 PRETRAINED = ("photographs", "omniglot-emnist")
 DEFAULT = "photographs"
+HEAD_OF = {"efficientnet-lite0": "photographs"}  # the weights that belong to an encoder
 MOST_CELLS = 100  # ways or shots of a table
 
 
@@ -67,6 +69,11 @@ class Pretrained:
     def temperature(self, counts: Sequence[int]) -> float:
         """The temperature of tasks with so many labelled examples of each class; nothing is fitted."""
         return self.table.at(counts)
+
+    def temperatures(self, counts: Sequence[int]) -> Temperatures:
+        """That temperature, and the one with an example a class fewer; none where no class has two."""
+        fewer = [max(count - 1, 1) for count in counts]
+        return Temperatures(self.temperature(counts), self.temperature(fewer) if max(counts) > 1 else None)
 
 
 def load_pretrained(name: str) -> Pretrained:

@@ -124,12 +124,7 @@ def load_model(config: PredictionConfig) -> Model:
     """A run folder, or weights that are shipped. Raises RunError, and ConfigError for an encoder of no use."""
     if config.run_dir in PRETRAINED and not Path(config.run_dir).is_dir():
         shipped = load_pretrained(config.run_dir)
-
-        def known(counts: Sequence[int]) -> Temperatures:
-            fewer = [max(1, count - 1) for count in counts]
-            return Temperatures(shipped.temperature(counts), shipped.temperature(fewer) if max(counts) > 1 else None)
-
-        model = Model(shipped.learner, shipped.encoder, shipped.run.config.dataset, known)
+        model = Model(shipped.learner, shipped.encoder, shipped.run.config.dataset, shipped.temperatures)
     else:
         run = load_run(config.run_dir)
 

@@ -1,7 +1,6 @@
 """The estimator: scikit-learn's contract, what may be handed to it, and what it says beside probabilities."""
 
 import itertools
-import sys
 from functools import partial
 from types import SimpleNamespace
 
@@ -32,7 +31,8 @@ from fewshot.learners.base import traced
 from fewshot.models import KERNELS, Identity, LabelRegression
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.gaussian import Marginals
-from fewshot.training.run import load_run
+from fewshot.pretrained import Pretrained, TemperatureTable
+from fewshot.training.run import Run, load_run
 
 REGRESSION = GaussianProcessHead(likelihood="gaussian", kernel="rbf")  # compiles in the least time
 LAPLACE = GaussianProcessHead(inference="laplace")
@@ -379,14 +379,25 @@ def test_an_encoder_sees_each_picture_once(tmp_path, monkeypatch):
 
 
 def test_what_is_shipped_comes_with_its_encoder_and_temperatures(monkeypatch):
-    learner = GaussianProcessHead(likelihood="gaussian").build(6).learner
-    shipped = SimpleNamespace(learner=learner, encoder="means", temperature=lambda counts: 1 / sum(counts))
-    monkeypatch.setitem(sys.modules, "fewshot.pretrained", SimpleNamespace(load_pretrained=lambda name: shipped))
-    monkeypatch.setattr(heads, "_pretrained", heads._pretrained.__wrapped__)
+    head = GaussianProcessHead(likelihood="gaussian")
+    table = TemperatureTable((2, 3), (1, 2, 3), np.log([[0.3, 0.4, 0.5], [0.6, 0.7, 0.9]]))
+    shipped = Pretrained("photographs", Run(head._configuration(), head.build(6).learner), "means", table)
+    monkeypatch.setattr(heads, "_pretrained", lambda name: shipped)
     model = FewShotClassifier.from_pretrained("photographs", random_state=2)
     assert model.get_params(deep=True)["learner__name"] == "photographs"
     assert (model.encoder, model.random_state) == ("means", 2) and isinstance(model.learner, PretrainedHead)
-    assert model.learner.build(6).temperature([2, 1, 3])[:2] == (1 / 6, 1 / 4)
-    assert model.learner.build(6).temperature([1, 1])[:2] == (1 / 2, None)
+    assert model.learner.build(6).temperature([2, 1, 3])[:2] == (table.at([2, 1, 3]), table.at([1, 1, 2]))
+    assert model.learner.build(6).temperature([1, 1])[:2] == (table.at([1, 1]), None)
     features, labels = clusters()
     assert model.fit(features, labels).score(features, labels) > 0.9
+
+
+def test_an_encoder_with_a_shipped_head_takes_it():
+    features = np.random.default_rng(0).normal(size=(6, 1280))
+    features[::2] += 0.5
+    by_name, by_encoder = (
+        model.fit(features, list("ababab"))
+        for model in (FewShotClassifier.from_pretrained("photographs"), FewShotClassifier(encoder="efficientnet-lite0"))
+    )
+    np.testing.assert_array_equal(by_encoder.predict_proba(features), by_name.predict_proba(features))
+    assert not isinstance(FewShotClassifier(encoder="onnx:a.onnx")._head(), PretrainedHead)

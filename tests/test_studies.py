@@ -1,6 +1,5 @@
 """Studies: the numbers behind the tables by formula, and each study from start to figure."""
 
-import importlib.util
 import json
 
 import jax
@@ -110,7 +109,6 @@ def test_the_likelihood_study(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not importlib.util.find_spec("sklearn"), reason="install scikit-learn: it holds the Iris data")
 def test_the_iris_study(tmp_path):
     rows = iris.main(quick=True, out=str(tmp_path), seed=0)
     finished(tmp_path, rows, ["iris.png"])
