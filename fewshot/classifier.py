@@ -299,8 +299,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return read_pictures(pictures, shape, built.prepare)
 
     def _head(self) -> Head | Learner:
-        if self.learner is not None:
+        if isinstance(self.learner, Head | Learner):
             return self.learner
+        if self.learner is not None:
+            got = f"{self.learner!r:.80}"
+            raise ValueError(f"expected a head, as GaussianProcessHead(), or a Learner as learner, got {got}")
         shipped = HEAD_OF.get(self.encoder) if isinstance(self.encoder, str) else None
         return PretrainedHead(shipped) if shipped else GaussianProcessHead()
 
@@ -308,8 +311,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         learner = self._head()
         if isinstance(learner, Learner):
             return Built(learner, lambda counts: UNKNOWN)
-        if not isinstance(learner, Head):
-            raise ValueError(f"expected a head, as GaussianProcessHead(), or a Learner as learner, got {learner!r:.80}")
         return learner.build(width)
 
     def _drawn(self, learner: Learner, points: int, classes: int) -> Learner:
