@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from fewshot.inference.inner.base import Inference, State
 from fewshot.models.gaussian import (
@@ -15,7 +15,7 @@ from fewshot.models.gaussian import (
     root_of,
     with_root,
 )
-from fewshot.models.likelihoods.base import Likelihood, log_densities
+from fewshot.models.likelihoods.base import Labels, Likelihood, log_densities
 
 
 def log_ratios(
@@ -24,7 +24,7 @@ def log_ratios(
     state: State,
     prior: GaussianPrior,
     likelihood: Likelihood,
-    y: Int[Array, " N"],
+    y: Labels,
     draws: int,
 ) -> Float[Array, " D"]:
     """log p(y, f) - log q(f) at draws of q, up to a constant. Raises TypeError for a sampler, which has no q."""
@@ -55,9 +55,7 @@ def log_ratios(
     return jax.lax.map(ratio, keys, batch_size=256)
 
 
-def about_labels(
-    key: Key[Array, ""], likelihood: Likelihood, y: Int[Array, " N"], f: Float[Array, "M D C N"]
-) -> dict[str, Any]:
+def about_labels(key: Key[Array, ""], likelihood: Likelihood, y: Labels, f: Float[Array, "M D C N"]) -> dict[str, Any]:
     """Replicated labels, log likelihoods [M, D, N] and the labels observed."""
 
     def replicate(one: Array, latent: Array) -> Array:

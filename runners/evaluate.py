@@ -20,6 +20,7 @@ from fewshot.evaluation.text import format_seconds
 from fewshot.runners.assessment import assess
 from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
 from fewshot.runners.cli.launch import launch
+from fewshot.runners.curve_evaluation import evaluate_curves, is_of_curves
 from fewshot.tasks.corruptions import parse_corruption
 from fewshot.tasks.replacing import replace_bytes, replace_text
 from fewshot.training import run_directory
@@ -34,6 +35,8 @@ def main(config: EvaluationConfig) -> dict[str, Any]:
     Raises ConfigError, DataError or RunError, each with one line.
     """
     check(config)
+    if is_of_curves(config.run_dir):
+        return evaluate_curves(config)
     run, found = assess(config)
     _print(found)
     if config.episodes_file:
