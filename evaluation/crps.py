@@ -25,9 +25,7 @@ def crps(distribution: dist.Distribution, y: Float[Array, " Q"]) -> Float[Array,
     if isinstance(distribution, dist.Normal):
         return normal_crps(distribution.loc, distribution.scale, y)
     if isinstance(distribution, dist.StudentT):
-        return student_t_crps(
-            *(jnp.asarray(part) for part in (distribution.df, distribution.loc, distribution.scale)), y
-        )
+        return student_t_crps(distribution.df, distribution.loc, distribution.scale, y)
     return integrated_crps(distribution, y)
 
 
