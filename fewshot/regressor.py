@@ -19,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from fewshot import models
 from fewshot.conditioning import CHUNK, InferenceFailedError
-from fewshot.inference.inner import exact
+from fewshot.inference import INFERENCE
 from fewshot.inference.inner.base import Code
 from fewshot.learners import GaussianProcess, Learner
 from fewshot.learners.base import apply
@@ -153,7 +153,7 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         network = DeepKernel(Identity((1, 1, width)), self._kernel(), rngs=nnx.Rngs(0), classes=1)
         for name, value in self._found.hyper.items():
             network.hyper[name][...] = jnp.asarray(value, jnp.result_type(float))
-        return GaussianProcess(network, Normal(float(np.exp(self._found.log_noise))), exact)
+        return GaussianProcess(network, Normal(float(np.exp(self._found.log_noise))), INFERENCE["exact"])
 
     def _kernel(self) -> Kernel:
         chosen = self.kernel
@@ -175,13 +175,7 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         bounds = {name: (value - reach[name], value + reach[name]) for name, value in start.items()}
         noises = list(NOISES)
         if self.noise is not None:
-            if (
-                isinstance(self.noise, bool)
-                or not isinstance(self.noise, int | float | np.number)
-                or not self.noise > 0
-            ):
-                raise ValueError(f"expected a positive number or None as noise, got {self.noise!r:.40}")
-            noises = [float(np.log(self.noise) - 2 * np.log(self._unit))]
+            noises = [float(np.log(_positive(self.noise)) - 2 * np.log(self._unit))]
             bounds["log_noise"] = (noises[0], noises[0])
         names = tuple(start)
 
@@ -212,6 +206,12 @@ def _typical_distance(x: np.ndarray) -> float:
     """Log of the root mean square distance of two points, of inputs divided by the root of their number."""
     square = 2 * float(np.mean(x.var(axis=0)))
     return 0.5 * float(np.log(square)) if square > 0 else 0.0
+
+
+def _positive(noise: object) -> float:
+    if isinstance(noise, bool) or not isinstance(noise, int | float | np.number) or not 0 < noise < np.inf:
+        raise ValueError(f"expected a positive number or None as noise, got {noise!r:.40}")
+    return float(noise)
 
 
 def _numbers(values: np.ndarray) -> Array:

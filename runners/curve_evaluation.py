@@ -3,12 +3,12 @@
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from fewshot.evaluation import tables
 from fewshot.evaluation.real_scores import RealSummary, draw_real_episodes, real_table, score_reals
-from fewshot.evaluation.text import format_seconds
-from fewshot.runners.cli.evaluation import TEST_EPISODES, EvaluationConfig
+from fewshot.evaluation.text import Json, format_seconds
+from fewshot.runners.cli.evaluation import TEST_EPISODES, EvaluationConfig, check
 from fewshot.tasks import DataError
 from fewshot.tasks.curves import has_real_labels, load_curves
 from fewshot.tasks.replacing import replace_text
@@ -30,19 +30,30 @@ USED = {
 }  # flags; the others need classes
 
 
+class CurveEvaluation(TypedDict):
+    """What the JSON file holds: the metrics of the run, and of what is printed beside it; see `RealSummary`."""
+
+    metrics: RealSummary
+    others: dict[str, RealSummary]
+    seconds: float
+    failures: dict[str, int]
+    config: dict[str, Json]
+
+
 def is_of_curves(run_dir: str) -> bool:
     """Whether a run folder is that of a run on real labels. Raises RunError."""
     return has_real_labels(str(run_directory.load(Path(run_dir)).config.get("dataset")))
 
 
-def evaluate_curves(config: EvaluationConfig) -> dict[str, Any]:
-    """Score the run on test tasks, print a table, write the JSON file; the metrics by name.
+def evaluate_curves(config: EvaluationConfig) -> CurveEvaluation:
+    """Score the run on test tasks, print a table, write the JSON file.
 
     Raises ConfigError, DataError or RunError, each with one line.
     """
     for entry in fields(config):
         if entry.name not in USED and getattr(config, entry.name) != entry.default:
             raise ConfigError(f"--{entry.name.replace('_', '-')} needs classes, got a run on real labels; leave it out")
+    check(config)
     run = load_run(config.run_dir)
     name = config.dataset or run.config.dataset
     splits = load_curves(name, config.data_root)
@@ -59,13 +70,13 @@ def evaluate_curves(config: EvaluationConfig) -> dict[str, Any]:
     print(real_table(rows))
     print(tables.failures_note(scores.failures()), f"Solved in {format_seconds(scores.seconds)}.")
     evaluation = {**vars(config), "dataset": name, "shot": shot, "query": query, "episodes": len(episodes.keys)}
-    metrics = {
-        **rows[TRAINED],
-        "seconds": scores.seconds,
-        "failures": scores.failures(),
-        "others": {other: row for other, row in rows.items() if other != TRAINED},
-        "config": {**run.config.to_json(), "evaluation": evaluation},
-    }
+    found = CurveEvaluation(
+        metrics=rows[TRAINED],
+        others={other: row for other, row in rows.items() if other != TRAINED},
+        seconds=scores.seconds,
+        failures=scores.failures(),
+        config={**run.config.to_json(), "evaluation": evaluation},
+    )
     if config.json:
-        replace_text(Path(config.json), json.dumps(metrics, indent=2) + "\n")
-    return metrics
+        replace_text(Path(config.json), json.dumps(found, indent=2) + "\n")
+    return found

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Required
 
 import jax
 
@@ -20,17 +20,26 @@ from fewshot.runners.cli.launch import EXPECTED, nobody_reads, stopped_by
 from fewshot.tasks.curves import has_real_labels
 from fewshot.training import optimisation, processes, run_directory
 from fewshot.training.class_problem import load_class_problem
-from fewshot.training.configuration import RunConfig, resolve
+from fewshot.training.configuration import RunConfig, data_of, resolve
 from fewshot.training.curve_problem import load_curve_problem
 from fewshot.training.interruption import stoppable
 from fewshot.training.loop import Training
-from fewshot.training.problem import Problem
+from fewshot.training.problem import Problem, Tested
 from fewshot.training.progress import Progress
 from fewshot.training.run import Run, build_run, describe, export, with_weights
 from fewshot.training.run_directory import RunDirectory
 
 
-def main(config: RunConfig) -> dict[str, Any]:
+class Trained(Tested, total=False):
+    """What `main` returns: a signal and the step that it came at, or failed tasks, the temperature and the tables."""
+
+    run_dir: Required[str]
+    interrupted: int
+    step: int
+    training_failures: int
+
+
+def main(config: RunConfig) -> Trained:
     """Train to the end of the run and test; the results by name, or {"interrupted": signal}.
 
     Raises ConfigError, DataError, RunError or CheckpointError, each with one line.
@@ -47,7 +56,7 @@ def main(config: RunConfig) -> dict[str, Any]:
         return _train(config, problem, directory)
 
 
-def _train(config: RunConfig, problem: Problem, directory: RunDirectory) -> dict[str, Any]:
+def _train(config: RunConfig, problem: Problem, directory: RunDirectory) -> Trained:
     """Train and test in a run folder that no other process trains in."""
     path = directory.path
     print(f"{path}: {describe(config)}", flush=True)
@@ -81,7 +90,7 @@ def _open(config: RunConfig, path: Path, problem: Problem) -> RunDirectory:
             run_directory.create(path, stored)
         processes.wait_for_all("the run folder is there")
     directory = run_directory.load(path, writes=processes.is_first())
-    problem.check_classes(directory.config.get("classes"))
+    problem.check_classes(data_of(directory.config).classes)
     if config.resume and directory.config.get("environment") != environment:
         print(f"{path} was begun with another JAX version or processor: numbers may differ in their last digits")
     return directory

@@ -160,8 +160,9 @@ def test_a_run_on_curves(tmp_path, capsys):
     rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "validation_nll" in row] == [0, 8, 16, 24]
     assert rows[-1]["loss"] < rows[1]["loss"]
-    metrics = evaluate.main(evaluate.parse([str(whole), "--episodes", "10", "--json", str(tmp_path / "out.json")]))
-    assert metrics["episodes"] == 10 and json.loads((tmp_path / "out.json").read_text())["nll"] == metrics["nll"]
+    assert evaluate.command_line([str(whole), "--episodes", "10", "--json", str(tmp_path / "out.json")]) == 0
+    metrics = json.loads((tmp_path / "out.json").read_text())["metrics"]
+    assert metrics["episodes"] == 10 and f"{metrics['nll']:.4f}  " in capsys.readouterr().out
     assert metrics["intervals"]["crps"][0] < metrics["crps"] < metrics["intervals"]["crps"][1]
 
     config = configured(**vars(meta_train.parse([*common, "--run-dir", str(half)])))

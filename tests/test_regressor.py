@@ -14,6 +14,8 @@ from test_real_labels import gaussian_process
 
 from fewshot import FewShotRegressor
 from fewshot.inference.inner.base import Code
+from fewshot.learners import NearestNeighbour
+from fewshot.models.backbones import Identity
 from fewshot.models.kernels import Matern52
 
 
@@ -63,7 +65,7 @@ def test_a_trained_learner_sees_the_labels_as_they_are():
         ({"kernel": "cubic"}, "expected a kernel without statistics of features, one of cosine, linear, rbf"),
         ({"kernel": "poly1"}, "expected a kernel without statistics of features"),
         ({"noise": -1.0}, "expected a positive number or None as noise, got -1.0"),
-        ({"learner": 3}, "expected a Learner with real labels"),
+        ({"learner": NearestNeighbour(Identity((1, 1, 1)))}, "expected a Learner with real labels"),
         ({"learner": gaussian_process(inputs=3)}, "expected 3 features, as the learner has, got 1"),
     ],
 )

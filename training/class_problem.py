@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from fewshot.evaluation import tables
 from fewshot.evaluation.episodes import EVALUATION_SEED, draw_episodes
@@ -24,7 +24,7 @@ from fewshot.training.data import (
     training_classes,
     with_queries,
 )
-from fewshot.training.problem import Selection
+from fewshot.training.problem import Selection, Tested
 from fewshot.training.run import Run
 from fewshot.training.shape_temperature import fitted_temperature
 from fewshot.training.untrained import with_statistics
@@ -76,7 +76,7 @@ class ClassProblem:
         """Nothing learned."""
         return with_statistics(run, self.splits.train)
 
-    def test(self, run: Run, best: Run, failures: int) -> dict[str, Any]:
+    def test(self, run: Run, best: Run, failures: int) -> Tested:
         """The best weights, the untrained network and the nearest neighbour on the test classes, as a table."""
         config, test = run.config, self.splits.test
         shape = test_shape(config, test)

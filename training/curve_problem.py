@@ -16,7 +16,7 @@ from fewshot.learners import Learner, TrainsOn
 from fewshot.tasks.curves import Curves, CurveSplits, ProcessCurves, RealTask, check_curves, load_curves
 from fewshot.training import defaults, optimisation
 from fewshot.training.configuration import RunConfig
-from fewshot.training.problem import Selection
+from fewshot.training.problem import Selection, Tested
 from fewshot.training.run import Run
 from fewshot.training.untrained import recorded
 
@@ -69,7 +69,7 @@ class CurveProblem:
         curves = getattr(self.splits, split)
         return draw_real_episodes(EVALUATION_SEED, split, curves, config.shot, test_queries(curves), count)
 
-    def test(self, run: Run, best: Run, failures: int) -> dict[str, Any]:
+    def test(self, run: Run, best: Run, failures: int) -> Tested:
         """The best weights and the untrained learner on test tasks; where it is known, the best possible prediction."""
         config = run.config
         episodes = self.episodes(config, "test", config.trainer.test_episodes)

@@ -4,7 +4,7 @@ All that the two do differently is said by a `Problem`: class_problem.py and cur
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypedDict, cast, runtime_checkable
 
 from fewshot.inference.outer.svi import Trainer
 from fewshot.learners import Learner
@@ -25,6 +25,14 @@ class Scored(Protocol):
         ...
 
 
+class Tested(TypedDict, total=False):
+    """The temperature, failed test tasks by result code, and the rows of the table: `Metrics`, or `RealSummary`."""
+
+    temperature: float
+    failures: dict[str, int]
+    test: Mapping[str, Any]
+
+
 class Selection(NamedTuple):
     """Which number of a validation chooses the best weights, whether larger is better, and how it is shown."""
 
@@ -32,9 +40,10 @@ class Selection(NamedTuple):
     larger: bool
     shown: Callable[[float], str]
 
-    def value(self, row: Mapping[str, float]) -> float:
+    def value(self, row: Mapping[str, object]) -> float:
         """The number of a row of the log, such that larger is better."""
-        return row[self.name] if self.larger else -row[self.name]
+        number = cast(float, row[self.name])
+        return number if self.larger else -number
 
 
 @runtime_checkable
@@ -80,6 +89,6 @@ class Problem(Protocol):
         """The learner with the batch statistics of training tasks, and nothing learned."""
         ...
 
-    def test(self, run: Run, best: Run, failures: int) -> dict[str, Any]:
+    def test(self, run: Run, best: Run, failures: int) -> Tested:
         """Print a table of the best weights beside what they must beat, and return its rows by name."""
         ...

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fewshot import models
 from fewshot.runners.studies import published
 from fewshot.runners.studies.published import Published
+from fewshot.training.overrides import Setting, Settings
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Method:
     name: str
     likelihood: str
     inference: str
-    changes: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, str | int] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Comparison:
     quick_methods: tuple[str, ...] = ()
     test_episodes: int = 600
     batches: int = 5
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     published: tuple[Published, ...] = ()
 
 
-def learned_both_ways(name: str, likelihood: str, inference: str, **settings: Any) -> Iterable[Method]:
+def learned_both_ways(name: str, likelihood: str, inference: str, **settings: Setting) -> Iterable[Method]:
     """A pair trained by its marginal likelihood (ML, all images labelled) and by prediction of the queries (PL)."""
     bound = {"gaussian": "evidence"}.get(likelihood, "evidence" if inference == "gibbs" else "elbo")
     for suffix, objective in (("ml", bound), ("pl", "predictive")):

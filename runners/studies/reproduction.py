@@ -4,7 +4,7 @@ import dataclasses
 import json
 import platform
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,7 @@ from fewshot.runners.cli.evaluation import EvaluationConfig
 from fewshot.runners.studies import comparisons, convergence, hyperparameters, iris, likelihoods, outer_loop, robustness
 from fewshot.runners.studies.comparison_figure import comparison_figure
 from fewshot.runners.studies.comparisons import Comparison, Method
-from fewshot.runners.studies.reporting import save
+from fewshot.runners.studies.reporting import Row, save
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import run_directory
 from fewshot.training.configuration import RunConfig, begun
@@ -73,7 +73,7 @@ class Diverged(NamedTuple):
     message: str
 
 
-def main(config: ReproductionConfig) -> list[dict[str, Any]]:
+def main(config: ReproductionConfig) -> Sequence[Row]:
     """The rows of the table, written to results.json and table.md after every method; one that diverges has none.
 
     Rows that earlier commands wrote to the same folder, of other methods and shots, stay.
@@ -183,7 +183,7 @@ def _row(
     return {
         "method": method.name,
         "shot": shot,
-        **{name: tested[name] for name in METRICS},
+        **{name: value for name, value in tested.items() if name in METRICS},
         "raw": {name: tested["raw"][name] for name in METRICS},
         "calibrated": {name: tested["calibrated"][name] for name in (*METRICS, "temperature")},
         **({"adapted": {name: tested["adapted"][name] for name in METRICS}} if shot > 1 else {}),
@@ -204,7 +204,8 @@ def _configuration(
     comparison: Comparison, method: Method, shot: int, path: Path, config: ReproductionConfig
 ) -> RunConfig:
     """What meta_train.py is asked for."""
-    return RunConfig(
+    make: Callable[..., RunConfig] = RunConfig
+    return make(
         dataset=comparison.dataset,
         likelihood=method.likelihood,
         inference=method.inference,
