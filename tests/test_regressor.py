@@ -9,7 +9,8 @@ from sklearn.base import clone
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
-from sklearn.utils.estimator_checks import check_estimator
+from sklearn.utils import estimator_checks
+from sklearn.utils.estimator_checks import parametrize_with_checks
 from test_real_labels import gaussian_process
 
 from fewshot import FewShotRegressor
@@ -80,6 +81,16 @@ def test_constant_labels():
     assert 0 < deviation[0] < 1
 
 
+# The tests' run-time type checker refuses the -1 that this check hands to every parameter of the constructor.
+TYPED = {"check_do_not_raise_errors_in_init_or_set_param": "the run-time type checker of the tests"}
+
+
 @pytest.mark.slow
-def test_scikit_learns_own_checks():
-    check_estimator(FewShotRegressor())
+@parametrize_with_checks([FewShotRegressor()], expected_failed_checks=lambda estimator: TYPED)
+def test_all_checks_of_scikit_learn(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("name", ["check_estimator_cloneable", "check_set_params", "check_complex_data", "check_fit1d"])
+def test_checks_of_scikit_learn_that_cost_nothing(name):
+    getattr(estimator_checks, name)("FewShotRegressor", FewShotRegressor())
