@@ -50,7 +50,7 @@ def test_the_learner_is_scikit_learns_regressor():
     y = np.sin(x[:, 0]) + 0.2 * rng.normal(size=12)
     learner = gaussian_process(0.05, log_scale=np.log(1.7), log_lengthscale=np.log(0.6))
     inputs = [learner.embed(jnp.asarray(each)[:, None, None]) for each in (x, new)]
-    found = solve(learner, jax.random.key(0), inputs[0], jnp.asarray(y), inputs[1], 1)
+    found = jax.jit(lambda: solve(learner, jax.random.key(0), inputs[0], jnp.asarray(y), inputs[1], 1))()
     kernel = ConstantKernel(1.7) * SklearnRBF(0.6 * np.sqrt(2))  # ours divides inputs by the root of their number
     other = GaussianProcessRegressor(kernel, alpha=0.05, optimizer=None).fit(x, y)
     mean, deviation = other.predict(new, return_std=True)
@@ -59,7 +59,7 @@ def test_the_learner_is_scikit_learns_regressor():
     np.testing.assert_allclose(found.distribution.variance, deviation**2 + 0.05, atol=1e-8)
     parts = [x[:8, None, None], y[:8], x[8:, None, None], y[8:]]
     tasks = RealTask(*(jnp.asarray(part)[None] for part in parts))
-    outcome = learner.loss(jax.random.split(jax.random.key(0), 1), tasks, jax.vmap)
+    outcome = jax.jit(lambda: learner.loss(jax.random.split(jax.random.key(0), 1), tasks, jax.vmap))()
     np.testing.assert_allclose(outcome.objective, other.log_marginal_likelihood_value_, atol=1e-8)
     assert outcome.points == 12
 
@@ -67,13 +67,18 @@ def test_the_learner_is_scikit_learns_regressor():
 def test_padding_and_a_failed_task():
     x, y = np.linspace(-1, 1, 6)[:, None], np.linspace(0, 2, 6) ** 2
     learner, new = gaussian_process(inputs=1), jnp.asarray([[0.3], [2.0]])
-    state, _ = learner.fit(jax.random.key(0), jnp.asarray(x[:4]), jnp.asarray(y[:4]), 1)
     mask = Mask(jnp.arange(6) < 4, jnp.ones(1, bool))
-    padded, _ = learner.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(y), 1, mask)
-    both = [learner.predict(jax.random.key(0), each, new).distribution for each in (state, padded)]
+
+    @jax.jit
+    def solved(x, y, mask=None):
+        state, _ = learner.fit(jax.random.key(0), x, y, 1, mask)
+        return learner.predict(jax.random.key(0), state, new).distribution
+
+    both = [solved(jnp.asarray(x[:4]), jnp.asarray(y[:4])), solved(jnp.asarray(x), jnp.asarray(y), mask)]
     np.testing.assert_allclose(both[0].mean, both[1].mean, atol=1e-4)
     np.testing.assert_allclose(both[0].variance, both[1].variance, atol=1e-4)
-    broken = solve(learner, jax.random.key(0), jnp.asarray(x), jnp.asarray(y).at[0].set(jnp.nan), new, 1)
+    wrong = jnp.asarray(y).at[0].set(jnp.nan)
+    broken = jax.jit(lambda: solve(learner, jax.random.key(0), jnp.asarray(x), wrong, new, 1))()
     assert broken.code == Code.NON_FINITE
 
 
@@ -129,6 +134,7 @@ def test_curves_of_a_process_have_its_covariance(kind):
     assert abs(np.mean(white**2) - 1) < 5 * np.sqrt(2 / white.size)
 
 
+@pytest.mark.slow
 def test_no_prediction_is_better_than_the_process_itself():
     """Its intervals hold what they say; knowing less of the covariance costs nats."""
     mixed = ProcessCurves()
@@ -171,6 +177,7 @@ def rows_of(path):
     return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_run_on_curves(tmp_path, capsys):
     """Train, test and evaluate."""
     whole = tmp_path / "whole"
@@ -260,7 +267,7 @@ class NearestPoint(Learner):
         return Outcome(jnp.mean(for_each(one)(keys, tasks)), tasks.y_query.shape[1], {})
 
 
-def test_a_learner_of_other_people_trains_on_real_labels(tmp_path, monkeypatch):
+def test_a_learner_of_other_people_trains_on_real_labels(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(learners.LEARNERS, "nearest-point", NearestPoint)
     config = configured(
         dataset="sinusoids",
@@ -272,3 +279,6 @@ def test_a_learner_of_other_people_trains_on_real_labels(tmp_path, monkeypatch):
     )
     found = meta_train.main(config)["test"]
     assert found["trained"]["nll"] < found["untrained"]["nll"]
+    assert evaluate.command_line([str(tmp_path / "run"), "--episodes", "8"]) == 0
+    again = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trained ")]
+    assert len(again) == 2 and again[0].split() == again[1].split()
