@@ -60,6 +60,13 @@ class Scores(NamedTuple):
             "accuracy_ci95": half_width if np.isfinite(half_width) else None,
         }
 
+    def validation(self) -> dict[str, float]:
+        """What a row of the training log says."""
+        return {
+            "validation_accuracy": metrics.accuracy(self.probabilities, self.labels),
+            "validation_nll": metrics.nll(self.probabilities, self.labels),
+        }
+
     def summary(self, batches: int = BATCHES) -> Metrics:
         """All metrics, with a fixed random generator for the floor of the ECE."""
         return metrics.summarise(np.random.default_rng(0), self.probabilities, self.labels, batches=batches)

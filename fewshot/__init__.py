@@ -13,7 +13,18 @@ if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "inference").is_dir
     __path__.append(str(_CHECKOUT))
 
 _HOMES = {
-    "models": ("Softmax", "LogisticSoftmax", "OneVsEach", "LabelRegression", "LIKELIHOODS", "KERNELS", "BACKBONES"),
+    "models": (
+        "Softmax",
+        "LogisticSoftmax",
+        "OneVsEach",
+        "LabelRegression",
+        "Normal",
+        "StudentT",
+        "LIKELIHOODS",
+        "NOISE_MODELS",
+        "KERNELS",
+        "BACKBONES",
+    ),
     "models.deep_kernel": ("DeepKernel",),
     "models.process": ("LatentProcess",),
     "models.generative": ("classification_model", "augmented_model"),
@@ -27,6 +38,7 @@ _HOMES = {
     "training.run": ("Run", "load_run"),
     "pretrained": ("load_pretrained",),
     "classifier": ("FewShotClassifier", "InferenceFailedError"),
+    "regressor": ("FewShotRegressor",),
     "heads": ("GaussianProcessHead", "PretrainedHead", "TrainedRun"),
     "saving": ("SavedError",),
 }

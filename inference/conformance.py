@@ -16,18 +16,21 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from fewshot.inference.inner.base import Code, Inference, Mask, fit, fit_to_tolerance
-from fewshot.models.expectations import GaussHermite, expect
+from fewshot.models.expectations import GaussHermite, Points, expect
 from fewshot.models.gaussian import GaussianPrior, Marginals
 from fewshot.models.likelihoods.base import (
     AugmentedLikelihood,
+    ClassLikelihood,
     GaussianLikelihood,
     Likelihood,
+    RealLikelihood,
     SmoothLikelihood,
     log_densities,
 )
 
 CLASSES = 3
 LABELS = np.array([0, 1, 2, 2, 1, 0], np.int32)
+NUMBERS = np.array([0.3, -1.2, 0.8, 2.5, -0.1, 0.0])  # of a likelihood of real labels, with one latent function
 
 
 Check = Callable[[Any], None]  # of a likelihood or an inference; raises ConformanceError
@@ -44,7 +47,11 @@ def check_likelihood(likelihood: object) -> list[str]:
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"expected a Likelihood, got {type(likelihood).__name__}; see models/likelihoods/base.py")
-    checks: list[Check] = [_predicts, _expects, _ignores_masked_classes, _knows_no_order]
+    checks: list[Check] = [_expects]
+    if isinstance(likelihood, ClassLikelihood):
+        checks += [_predicts, _ignores_masked_classes, _knows_no_order]
+    if isinstance(likelihood, RealLikelihood):
+        checks.append(_forecasts)
     if isinstance(likelihood, GaussianLikelihood):
         checks.append(_is_gaussian)
     if isinstance(likelihood, SmoothLikelihood):
@@ -75,21 +82,50 @@ def _close(name: str, value: PyTree, expected: PyTree, tolerance: float) -> None
         raise ConformanceError(f"{name}: expected a difference of at most {tolerance:.0e}, got {np.max(error):.1e}")
 
 
-def _latents(seed: int) -> Array:
-    return jnp.asarray(1.5 * np.random.default_rng(seed).normal(size=(CLASSES, len(LABELS))))
+def _labels(likelihood: object) -> Array:
+    return jnp.asarray(NUMBERS if isinstance(likelihood, RealLikelihood) else LABELS)
 
 
-def _marginals(seed: int) -> Marginals:
-    variance = np.random.default_rng(seed + 1).uniform(0.05, 1.0, size=(CLASSES, len(LABELS)))
-    return Marginals(_latents(seed), jnp.asarray(variance))
+def _latents(seed: int, likelihood: object) -> Array:
+    classes = 1 if isinstance(likelihood, RealLikelihood) else CLASSES
+    return jnp.asarray(1.5 * np.random.default_rng(seed).normal(size=(classes, len(LABELS))))
+
+
+def _marginals(seed: int, likelihood: object) -> Marginals:
+    mean = _latents(seed, likelihood)
+    return Marginals(mean, jnp.asarray(np.random.default_rng(seed + 1).uniform(0.05, 1.0, size=mean.shape)))
+
+
+def _quadrature(likelihood: object) -> Points:
+    """Nodes of an expectation over the latents of a point: in one dimension as many as real labels may ask for."""
+    single = isinstance(likelihood, RealLikelihood)
+    return GaussHermite(200 if single else 30).points(jax.random.key(0), 1 if single else CLASSES, jnp.float64)
 
 
 # Likelihoods
 
 
-def _predicts(likelihood: Likelihood) -> None:
+def _forecasts(likelihood: RealLikelihood) -> None:
+    """L1, L8: distribution integrates to 1 and is E_q p(y | f); that of a mixture is the mean over its components."""
+    grid = jnp.linspace(-60.0, 60.0, 2401)
+    wide = Marginals(jnp.full((1, len(grid)), 0.4), jnp.full((1, len(grid)), 0.7))
+    density = jnp.exp(likelihood.distribution(wide).log_prob(grid))
+    near = jnp.asarray([-3.0, -0.5, 0.4, 1.0, 6.0])
+    q, other = (
+        Marginals(jnp.full((1, 5), mean), jnp.full((1, 5), variance)) for mean, variance in ((0.4, 0.7), (1, 0.1))
+    )
+    points = _quadrature(likelihood)
+    each = [expect(lambda f: jnp.exp(likelihood.log_prob(near, f)), one, points) for one in (q, other)]
+    _close("L8, distribution is E_q p(y | f)", jnp.exp(likelihood.distribution(q).log_prob(near)), each[0], 1e-6)
+    _close("L1, distribution integrates to 1, but for its tails", jnp.sum(density) * (grid[1] - grid[0]), 1.0, 1e-4)
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), q, other)
+    mixed = jnp.exp(likelihood.distribution(both).log_prob(near))
+    _close("L8, distribution of a mixture is the mean", mixed, 0.5 * (each[0] + each[1]), 1e-4)
+
+
+def _predicts(likelihood: ClassLikelihood) -> None:
     """L1, L8: rows sum to 1 and are E_q p(k | f), normalised over k after the expectation."""
-    q = _marginals(0)
+    q = _marginals(0, likelihood)
     q = q._replace(mean=0.3 * q.mean)
     keys = jax.random.split(jax.random.key(0), 64)
     p = jnp.mean(jax.jit(jax.vmap(lambda key: likelihood.predict(key, q)))(keys), axis=0)
@@ -101,9 +137,9 @@ def _predicts(likelihood: Likelihood) -> None:
 
 def _expects(likelihood: Likelihood) -> None:
     """L4: expected_log_prob is that of quadrature, and log_prob at zero variance."""
-    y, q = jnp.asarray(LABELS), _marginals(2)
+    y, q = _labels(likelihood), _marginals(2, likelihood)
     expected = jax.jit(lambda q: likelihood.expected_log_prob(y, q))
-    points = GaussHermite(30).points(jax.random.key(0), CLASSES, jnp.float64)
+    points = _quadrature(likelihood)
     reference = jax.jit(lambda: expect(lambda f: likelihood.log_prob(y, f), q, points))()
     _close("L4, expected_log_prob without points is that of quadrature", expected(q), reference, 1e-5)
     _close("L4, expected_log_prob over given points", likelihood.expected_log_prob(y, q, points), reference, 1e-5)
@@ -111,9 +147,9 @@ def _expects(likelihood: Likelihood) -> None:
     _close("L4, at zero variance it is log_prob", expected(certain), likelihood.log_prob(y, q.mean), 1e-8)
 
 
-def _ignores_masked_classes(likelihood: Likelihood) -> None:
+def _ignores_masked_classes(likelihood: ClassLikelihood) -> None:
     """A class that does not exist enters no normaliser and is never predicted."""
-    real, y, q = jnp.asarray([True, True, False]), jnp.asarray(LABELS % 2), _marginals(3)
+    real, y, q = jnp.asarray([True, True, False]), jnp.asarray(LABELS % 2), _marginals(3, likelihood)
     q = q._replace(mean=q.mean.at[2].set(9.0))
     small = jax.tree.map(lambda leaf: leaf[:2], q)
     value = likelihood.expected_log_prob(y, q, None, real)
@@ -124,15 +160,15 @@ def _ignores_masked_classes(likelihood: Likelihood) -> None:
 def _knows_no_order(likelihood: Likelihood) -> None:
     """K9: permuting the classes permutes everything."""
     order = np.array([2, 0, 1])
-    y, q = jnp.asarray(LABELS), _marginals(4)
+    y, q = _labels(likelihood), _marginals(4, likelihood)
     moved = likelihood.expected_log_prob(jnp.asarray(np.argsort(order))[y], jax.tree.map(lambda leaf: leaf[order], q))
     _close("permuting the classes changes no expectation", moved, likelihood.expected_log_prob(y, q), 1e-8)
 
 
 def _is_gaussian(likelihood: GaussianLikelihood) -> None:
     """gaussian_sites are the density up to a constant."""
-    y, f, g = jnp.asarray(LABELS), _latents(5), _latents(6)
-    shift, precision = likelihood.gaussian_sites(y, CLASSES)
+    y, f, g = _labels(likelihood), _latents(5, likelihood), _latents(6, likelihood)
+    shift, precision = likelihood.gaussian_sites(y, len(f))
     sites = [jnp.sum(shift * value - 0.5 * precision * value**2, axis=0) for value in (f, g)]
     change = likelihood.log_prob(y, f) - likelihood.log_prob(y, g)
     _close("gaussian_sites are log_prob up to a constant", sites[0] - sites[1], change, 1e-8)
@@ -140,7 +176,7 @@ def _is_gaussian(likelihood: GaussianLikelihood) -> None:
 
 def _has_local_sites(likelihood: SmoothLikelihood) -> None:
     """local_sites have the slope of log_prob."""
-    y, f = jnp.asarray(LABELS), _latents(7)
+    y, f = _labels(likelihood), _latents(7, likelihood)
     sites = likelihood.local_sites(y, f)
     slope = jax.grad(lambda value: jnp.sum(likelihood.log_prob(y, value)))(f)
     _close("local_sites have the slope of log_prob", sites.shift - sites.times(f), slope, 1e-8)
@@ -148,7 +184,7 @@ def _has_local_sites(likelihood: SmoothLikelihood) -> None:
 
 def _augments(likelihood: AugmentedLikelihood) -> None:
     """L2, L3: log p(y, aux | f) - log p(aux | y, f) = log p(y | f); the joint's dependence on f is its sites."""
-    y, f, g = jnp.asarray(LABELS), _latents(8), _latents(9)
+    y, f, g = _labels(likelihood), _latents(8, likelihood), _latents(9, likelihood)
     aux = likelihood.aux_conditional(jax.random.key(0), y, g)
     for name, value in (("L2", g), ("L3", f)):
         difference = likelihood.log_joint(y, aux, value) - likelihood.log_conditional(y, aux, value)
@@ -161,7 +197,7 @@ def _augments(likelihood: AugmentedLikelihood) -> None:
 
 def _draws_latents(likelihood: AugmentedLikelihood) -> None:
     """The mean slope of the sites over draws of aux is that of log p(y | f), within five standard errors."""
-    y, f = jnp.asarray(LABELS), 0.7 * _latents(10)
+    y, f = _labels(likelihood), 0.7 * _latents(10, likelihood)
 
     def slope(key: Array) -> Array:
         sites = likelihood.sites(y, likelihood.aux_conditional(key, y, f))
@@ -176,7 +212,7 @@ def _draws_latents(likelihood: AugmentedLikelihood) -> None:
 
 def _bounds(likelihood: AugmentedLikelihood) -> None:
     """L5, L6: the bound rises with q(aux), stays below E log p(y | f); its slope in the mean is that of the sites."""
-    y, q = jnp.asarray(LABELS), _marginals(11)
+    y, q = _labels(likelihood), _marginals(11, likelihood)
 
     @jax.jit
     def updated() -> tuple[PyTree, Array]:

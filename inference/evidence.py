@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from fewshot.inference.inner.base import Mask, classes_of, expected_data, sum_over_points
 from fewshot.inference.mcmc import elliptical_slice
@@ -25,7 +25,7 @@ from fewshot.models.gaussian import (
     highest_precision,
     root_of,
 )
-from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.likelihoods.base import Labels, Likelihood
 
 MOST_DIMENSIONS = 4  # of the product rule
 SHIFTS = 16  # independent random shifts of the nodes of a bound, from which its error is known
@@ -44,7 +44,7 @@ def annealed_evidence(
     key: Key[Array, ""],
     prior: GaussianPrior,
     likelihood: Likelihood,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
     *,
     particles: int = 256,
@@ -104,7 +104,7 @@ def _mean_weight(log_weights: Float[Array, " M"]) -> Estimate:
 def quadrature_evidence(
     prior: GaussianPrior,
     likelihood: Likelihood,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
     *,
     order: int = 24,
@@ -126,7 +126,7 @@ def bound(
     key: Key[Array, ""],
     likelihood: Likelihood,
     posterior: Posterior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
     *,
     draws: int = 2**14,

@@ -23,7 +23,7 @@ from fewshot.inference.inner.elliptical import elliptical_slice
 from fewshot.inference.inner.gibbs import GibbsState, gibbs
 from fewshot.models.gaussian import GaussianPrior, root_of, with_root
 from fewshot.models.generative import classification_model
-from fewshot.models.likelihoods.base import AugmentedLikelihood, Likelihood
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Labels, Likelihood
 
 __all__ = ["EllipticalSliceKernel", "GibbsKernel", "elliptical_slice", "nuts"]
 
@@ -68,9 +68,7 @@ class TaskKernel(MCMCKernel):
 
     sample_field = "z"
 
-    def __init__(
-        self, prior: GaussianPrior, likelihood: Likelihood, y: Int[Array, " N"], mask: Mask | None = None
-    ) -> None:
+    def __init__(self, prior: GaussianPrior, likelihood: Likelihood, y: Labels, mask: Mask | None = None) -> None:
         self.prior, self.likelihood, self.y, self.mask = with_root(prior), likelihood, y, mask
 
     def start(self, key: Key[Array, ""], f: Float[Array, "C N"] | None) -> PyTree:
@@ -121,7 +119,7 @@ class GibbsKernel(TaskKernel):
     """
 
     def __init__(
-        self, prior: GaussianPrior, likelihood: AugmentedLikelihood, y: Int[Array, " N"], mask: Mask | None = None
+        self, prior: GaussianPrior, likelihood: AugmentedLikelihood, y: Labels, mask: Mask | None = None
     ) -> None:
         self.kernel = gibbs(likelihood, chains=1, slices=0)
         super().__init__(prior, likelihood, y, mask)
@@ -170,7 +168,7 @@ class EllipticalSliceKernel(TaskKernel):
 def nuts(
     prior: GaussianPrior,
     likelihood: Likelihood,
-    y: Int[Array, " N"],
+    y: Labels,
     *,
     num_warmup: int = 500,
     num_samples: int = 1000,

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Key, Shaped
 
 from fewshot.inference.inner.base import Inference, State
 from fewshot.models.gaussian import (
@@ -13,7 +13,7 @@ from fewshot.models.gaussian import (
     root_of,
     with_root,
 )
-from fewshot.models.likelihoods.base import Likelihood, log_densities
+from fewshot.models.likelihoods.base import Labels, Likelihood, log_densities
 
 
 def log_ratios(
@@ -22,7 +22,7 @@ def log_ratios(
     state: State,
     prior: GaussianPrior,
     likelihood: Likelihood,
-    y: Int[Array, " N"],
+    y: Labels,
     draws: int,
 ) -> Float[Array, " D"]:
     """log p(y, f) - log q(f) at draws of q, up to a constant. Raises TypeError for a sampler, which has no q."""
@@ -54,7 +54,7 @@ def log_ratios(
 
 
 def about_labels(
-    key: Key[Array, ""], likelihood: Likelihood, y: Int[Array, " N"], f: Float[Array, "M D C N"]
+    key: Key[Array, ""], likelihood: Likelihood, y: Labels, f: Float[Array, "M D C N"]
 ) -> dict[str, dict[str, Shaped[Array, "..."]]]:
     """Replicated labels, log likelihoods [M, D, N] and the labels observed."""
 

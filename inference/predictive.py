@@ -1,11 +1,12 @@
-"""Class probabilities at new inputs: one path for every inference kernel (G7, then the likelihood)."""
+"""Labels at new inputs: one path for every inference kernel (G7, then the likelihood)."""
 
 from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key
+import numpyro.distributions as dist
+from jaxtyping import Array, Bool, Float, Key, Shaped
 
 from fewshot.models.gaussian import (
     JointMarginals,
@@ -13,9 +14,33 @@ from fewshot.models.gaussian import (
     Posterior,
     Query,
 )
-from fewshot.models.likelihoods.base import CompositeLikelihood, Likelihood
+from fewshot.models.likelihoods.base import ClassLikelihood, CompositeLikelihood, Likelihood, RealLikelihood
 
 FEWEST_DRAWS = 32
+
+
+def predictive_distribution(
+    key: Key[Array, ""],
+    likelihood: Likelihood,
+    posterior: Posterior,
+    query: Query,
+    classes: Bool[Array, " C"] | None = None,
+) -> dist.Distribution:
+    """p(y_* | data) with batch shape [Q]: probabilities of the classes, or of real labels what the likelihood says."""
+    if isinstance(likelihood, RealLikelihood):
+        return likelihood.distribution(posterior.predict(query))
+    return dist.CategoricalProbs(predict(key, likelihood, posterior, query, classes))
+
+
+def log_predictive(
+    key: Key[Array, ""], likelihood: Likelihood, posterior: Posterior, query: Query, y: Shaped[Array, " Q"]
+) -> Float[Array, " Q"]:
+    """log p(y_* | data) of every query; a probability that underflows counts as the smallest normal number."""
+    if isinstance(likelihood, RealLikelihood):
+        return likelihood.distribution(posterior.predict(query)).log_prob(y)
+    probabilities = predict(key, likelihood, posterior, query)
+    own = jnp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
+    return jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny))
 
 
 def predict(
@@ -25,7 +50,10 @@ def predict(
     query: Query,
     classes: Bool[Array, " C"] | None = None,
 ) -> Float[Array, "Q C"]:
-    """p(y_* = k | data) = E_q p(k | f_*) for every query; the draws are shared, so no query depends on another."""
+    """p(y_* = k | data) = E_q p(k | f_*) for every query; the draws are shared, so no query depends on another.
+
+    Raises TypeError for a likelihood of real labels, of which there are no probabilities.
+    """
     return predict_marginals(key, likelihood, posterior.predict(query), classes)
 
 
@@ -40,6 +68,8 @@ def predict_marginals(
     For a mixture it is the mean over the components, which divide the likelihood's draws between them: of their
     densities, normalised at the end, where a likelihood is not normalised over the label (O12).
     """
+    if not isinstance(likelihood, ClassLikelihood):
+        raise TypeError(f"{type(likelihood).__name__} has real labels, of which there are no class probabilities")
     if marginals.mean.ndim == 2:
         return likelihood.predict(key, marginals, classes)
     keys = jax.random.split(key, marginals.mean.shape[0])

@@ -42,13 +42,14 @@ class Traits(NamedTuple):
     """What those who use a learner may ask of it.
 
     traceable: JAX can compile it; otherwise the host loops over the tasks. transductive: a prediction depends on the
-    other queries, so these are never divided or padded. trains_on: see `TrainsOn`. batch_statistics: what batch norms
-    use at test, as tables say it.
+    other queries, so these are never divided or padded. trains_on: see `TrainsOn`. real_labels: it can be fitted to
+    labels that are real numbers. batch_statistics: what batch norms use at test, as tables say it.
     """
 
     traceable: bool = True
     transductive: bool = False
     trains_on: TrainsOn = TrainsOn.EPISODES
+    real_labels: bool = False
     batch_statistics: str = "running statistics of training (inductive)"
 
 
@@ -66,8 +67,13 @@ class Prediction(NamedTuple):
 
 def categorical(probabilities: Float[Array, "Q C"], *behind: Array) -> Prediction:
     """A prediction of classes; its code is NON_FINITE where a probability, or what is behind it, is not finite."""
-    finite = jnp.stack([jnp.isfinite(values).all() for values in (probabilities, *behind)])
-    return Prediction(dist.CategoricalProbs(probabilities), jnp.where(finite.all(), Code.OK, Code.NON_FINITE))
+    return predicted(dist.CategoricalProbs(probabilities), *behind)
+
+
+def predicted(distribution: dist.Distribution, *behind: Array) -> Prediction:
+    """A prediction of any labels; its code is NON_FINITE where a parameter, or what is behind it, is not finite."""
+    finite = jnp.stack([jnp.isfinite(values).all() for values in (*jax.tree.leaves(distribution), *behind)])
+    return Prediction(distribution, jnp.where(finite.all(), Code.OK, Code.NON_FINITE))
 
 
 class Learner(nnx.Module):

@@ -1,4 +1,6 @@
-"""The Gaussian-process classifier with a deep kernel: a network, a latent process, a likelihood, an inference.
+"""The Gaussian process with a deep kernel: a network, a latent process, a likelihood, an inference.
+
+Its labels are those of the likelihood: classes, or real numbers under a model of the noise.
 
 Training is by one of the objectives of METHODS 4; the network is evaluated once a step, on all images of all tasks.
 """
@@ -21,8 +23,8 @@ from fewshot.inference.inner.base import Code, Inference, Mask, settle
 from fewshot.inference.outer.hypergradients import HyperGradient, sites
 from fewshot.inference.outer.loss import ForEach, Outcome, Reduction
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner, Objective, TaskOutcome, check_combination, elbo
-from fewshot.inference.predictive import predict
-from fewshot.learners.base import Images, Learner, Prediction, categorical
+from fewshot.inference.predictive import predictive_distribution
+from fewshot.learners.base import Images, Labels, Learner, Prediction, Traits, predicted
 from fewshot.models.deep_kernel import DeepKernel, check_images
 from fewshot.models.expectations import MonteCarlo
 from fewshot.models.gaussian import GaussianPrior, Posterior, Query
@@ -56,13 +58,14 @@ class Conditioned:
 
 
 class GaussianProcess(Learner):
-    """A deep-kernel Gaussian-process classifier.
+    """A deep-kernel Gaussian process: a classifier, or with a noise model as likelihood a regression (C = 1).
 
     make_inference(likelihood) -> inference kernel, so that a learned parameter of the likelihood reaches it. objective,
     hypergradient and inner_steps are those of training; classes is the number of a training task's. Raises ValueError
     for combinations that make no sense (`check_combination`), TypeError for a likelihood that the inference cannot use.
     """
 
+    traits: ClassVar[Traits] = Traits(real_labels=True)
     diagnostics: ClassVar[Mapping[str, Reduction]] = {
         "residual": Reduction.MAX,  # of the inner loop's last step: the largest of the tasks
         "failures": Reduction.SUM,  # tasks whose code is not OK
@@ -124,7 +127,7 @@ class GaussianProcess(Learner):
         self,
         key: Key[Array, ""],
         support: Float[Array, "N D"],
-        y: Int[Array, " N"],
+        y: Labels,
         classes: int,
         mask: Mask | None = None,
     ) -> tuple[Conditioned, Int[Array, ""]]:
@@ -135,11 +138,11 @@ class GaussianProcess(Learner):
         return Conditioned(support, algorithm.posterior(state, prior), present, classes), code
 
     def predict(self, key: Key[Array, ""], state: Conditioned, query: Float[Array, "Q D"]) -> Prediction:
-        """Class probabilities (G7, then the likelihood); draws are shared, so no query depends on another."""
+        """Labels by (G7), then the likelihood; draws are shared, so no query depends on another."""
         new = self.latent_query(state, query)
-        probabilities = predict(key, self.likelihood, state.posterior, new, state.present)
+        found = predictive_distribution(key, self.likelihood, state.posterior, new, state.present)
         # Products that overflow can still end in finite probabilities.
-        return categorical(probabilities, new.cross, new.variance)
+        return predicted(found, new.cross, new.variance)
 
     def latent_query(self, state: Conditioned, query: Float[Array, "Q D"]) -> Query:
         """(G7) from the labelled features of a state to others [Q, D]."""

@@ -5,16 +5,19 @@ from functools import partial
 
 from fewshot.models.backbones import MLP, Backbone, Conv4, Identity, ResNet12
 from fewshot.models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
-from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, Normal, OneVsEach, Softmax, StudentT
+from fewshot.models.likelihoods.base import ClassLikelihood, Likelihood, RealLikelihood
 from fewshot.models.networks.metric import FeatureMetric
 
-LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {
+LIKELIHOODS: dict[str, Callable[..., ClassLikelihood]] = {
     "softmax": Softmax,
     "logistic-softmax": LogisticSoftmax,
     "one-vs-each": OneVsEach,
     "gaussian": LabelRegression,
 }
+# Of labels that are real numbers: models of the noise.
+NOISE_MODELS: dict[str, Callable[..., RealLikelihood]] = {"normal": Normal, "student-t": StudentT}
+ALL_LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {**LIKELIHOODS, **NOISE_MODELS}
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
     "cosine": Cosine,

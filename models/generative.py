@@ -3,15 +3,13 @@
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from fewshot.models.gaussian import GaussianPrior, root_of
-from fewshot.models.likelihoods.base import AugmentedLikelihood, Likelihood
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Labels, Likelihood
 
 
-def classification_model(
-    prior: GaussianPrior, likelihood: Likelihood, y: Int[Array, " N"] | None = None
-) -> Float[Array, "C N"]:
+def classification_model(prior: GaussianPrior, likelihood: Likelihood, y: Labels | None = None) -> Float[Array, "C N"]:
     """u ~ N(0, I) [C, R], f = a + u S^T (G8), y ~ p(y | f); returns f.
 
     Sample sites `u` and `y`, deterministic site `f` [C, N]. The whitened u makes a singular K harmless: its density is
@@ -24,7 +22,7 @@ def classification_model(
     return f
 
 
-def augmented_model(prior: GaussianPrior, likelihood: Likelihood, y: Int[Array, " N"]) -> Float[Array, "C N"]:
+def augmented_model(prior: GaussianPrior, likelihood: Likelihood, y: Labels) -> Float[Array, "C N"]:
     """u ~ N(0, I) [C, R], f = a + u S^T (G8), aux ~ p(aux), times the tilt p(y, aux | f) / p(aux); returns f.
 
     Sample sites `u` and the likelihood's augmented latents by their names, factor `tilt`, deterministic site `f`

@@ -21,6 +21,7 @@ from fewshot.evaluation.text import Json, format_seconds
 from fewshot.runners.assessment import assess
 from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
 from fewshot.runners.cli.launch import launch
+from fewshot.runners.curve_evaluation import CurveEvaluation, evaluate_curves, is_of_curves
 from fewshot.tasks.corruptions import parse_corruption
 from fewshot.tasks.replacing import replace_bytes, replace_text
 from fewshot.training import run_directory
@@ -128,9 +129,14 @@ def _provenance(config: EvaluationConfig, run: Run) -> str:
     return "\n".join([config.command(), "", machine, "", json.dumps(run.config.to_json(), indent=2)])
 
 
+def evaluate(config: EvaluationConfig) -> Evaluation | CurveEvaluation:
+    """`main` of a run on classes, `evaluate_curves` of one on real labels."""
+    return evaluate_curves(config) if is_of_curves(config.run_dir) else main(config)
+
+
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 2 after an error in one line."""
-    return launch(parse, main, arguments)
+    return launch(parse, evaluate, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Meta-train a few-shot learner, a deep-kernel Gaussian process by default, then test it on classes it never saw.
+"""Meta-train a few-shot learner, a deep-kernel Gaussian process by default, then test it on tasks it never saw.
 
 python runners/meta_train.py [--dataset glyphs] [--shot 1] [...]      every flag: --help
 """
@@ -8,52 +8,35 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Required, TypedDict
+from typing import Required
 
 import jax
 
-from fewshot.evaluation import tables
-from fewshot.evaluation.episodes import EVALUATION_SEED, draw_episodes
-from fewshot.evaluation.metrics import Metrics
-from fewshot.evaluation.scoring import embed, score
-from fewshot.learners import NearestNeighbour, TrainsOn
-from fewshot.models.backbones import Identity
-from fewshot.models.deep_kernel import holds_features
+from fewshot.learners import TrainsOn
 from fewshot.runners.cli import compilation_cache, processor
 from fewshot.runners.cli.console import one_line_errors
 from fewshot.runners.cli.flags import parse
 from fewshot.runners.cli.launch import EXPECTED, nobody_reads, stopped_by
-from fewshot.tasks import Splits
+from fewshot.tasks.curves import has_real_labels
 from fewshot.training import optimisation, processes, run_directory
-from fewshot.training.configuration import HELD_OUT, RunConfig, data_of, resolve
-from fewshot.training.data import (
-    calibration_episodes,
-    check_own_classes,
-    load_splits,
-    own_classes,
-    test_shape,
-    training_classes,
-    with_queries,
-)
+from fewshot.training.class_problem import load_class_problem
+from fewshot.training.configuration import RunConfig, data_of, resolve
+from fewshot.training.curve_problem import load_curve_problem
 from fewshot.training.interruption import stoppable
 from fewshot.training.loop import Training
+from fewshot.training.problem import Problem, Tested
 from fewshot.training.progress import Progress
 from fewshot.training.run import Run, build_run, describe, export, with_weights
 from fewshot.training.run_directory import RunDirectory
-from fewshot.training.shape_temperature import fitted_temperature
-from fewshot.training.untrained import with_statistics
 
 
-class Trained(TypedDict, total=False):
+class Trained(Tested, total=False):
     """What `main` returns: a signal and the step that it came at, or failed tasks, the temperature and the tables."""
 
     run_dir: Required[str]
     interrupted: int
     step: int
     training_failures: int
-    temperature: float
-    failures: dict[str, int]
-    test: dict[str, Metrics]
 
 
 def main(config: RunConfig) -> Trained:
@@ -66,103 +49,70 @@ def main(config: RunConfig) -> Trained:
     if not config.resume:
         run_directory.check_new(path)
         processes.wait_for_all("the run folder is new")
-    splits = load_splits(config.dataset, config.data_root)
-    config = with_queries(config, splits)
-    directory = _open(config, path, splits)
+    load = load_curve_problem if has_real_labels(config.dataset) else load_class_problem
+    config, problem = load(config)
+    directory = _open(config, path, problem)
     with run_directory.lock(path) if processes.is_first() else contextlib.nullcontext():
-        return _train(config, splits, directory)
+        return _train(config, problem, directory)
 
 
-def _train(config: RunConfig, splits: Splits, directory: RunDirectory) -> Trained:
+def _train(config: RunConfig, problem: Problem, directory: RunDirectory) -> Trained:
     """Train and test in a run folder that no other process trains in."""
     path = directory.path
     print(f"{path}: {describe(config)}", flush=True)
-    run = build_run(config, splits.image_shape, training_classes(config, splits.train).classes)
+    run = build_run(config, problem.image_shape, problem.training_classes(config))
+    failures = 0
     if run.learner.traits.trains_on is TrainsOn.NOTHING:
-        _export_untrained(run, splits, directory)
-        return _test(run, 0, splits, directory)
-    training = _training(run, splits, directory)
-    stopped_by = training.run()
-    if stopped_by is not None:
-        name = signal.Signals(stopped_by).name
-        print(f"stopped by {name} after step {training.step:,}; go on with --resume --run-dir {path}")
-        return {"interrupted": stopped_by, "step": training.step, "run_dir": str(path)}
-    return _test(run, training.failures, splits, directory)
+        _export_untrained(run, problem, directory)
+    else:
+        training = _training(run, problem, directory)
+        stopped_by = training.run()
+        if stopped_by is not None:
+            name = signal.Signals(stopped_by).name
+            print(f"stopped by {name} after step {training.step:,}; go on with --resume --run-dir {path}")
+            return {"interrupted": stopped_by, "step": training.step, "run_dir": str(path)}
+        failures = training.failures
+    best = with_weights(run, directory.load_weights(), directory.weights)
+    return {"run_dir": str(path), "training_failures": failures, **problem.test(run, best, failures)}
 
 
-def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
+def _open(config: RunConfig, path: Path, problem: Problem) -> RunDirectory:
     """The run folder: made after everything has been checked, or opened to resume."""
-    classes = training_classes(config, splits.train).classes
-    build_run(config, splits.image_shape, classes)
+    classes = problem.training_classes(config)
+    build_run(config, problem.image_shape, classes)
     optimisation.mesh(config)
     environment = {"jax": jax.__version__, "backend": jax.default_backend(), "processor": compilation_cache.processor()}
     if not config.resume:
-        stored = {**config.to_json(), "image_shape": splits.image_shape, "training_classes": classes}
-        named = own_classes(splits)
+        stored = {**config.to_json(), "image_shape": problem.image_shape, "training_classes": classes}
+        named = problem.class_names
         stored |= {"environment": environment} | ({} if named is None else {"classes": named})
         if processes.is_first():
             run_directory.create(path, stored)
         processes.wait_for_all("the run folder is there")
     directory = run_directory.load(path, writes=processes.is_first())
-    check_own_classes(splits, data_of(directory.config).classes)
+    problem.check_classes(data_of(directory.config).classes)
     if config.resume and directory.config.get("environment") != environment:
         print(f"{path} was begun with another JAX version or processor: numbers may differ in their last digits")
     return directory
 
 
-def _training(run: Run, splits: Splits, directory: RunDirectory) -> Training:
+def _training(run: Run, problem: Problem, directory: RunDirectory) -> Training:
     config = run.config
-    shape = test_shape(config, splits.validation)
-    count = config.trainer.validation_episodes
-    fixed = draw_episodes(EVALUATION_SEED, "validation", splits.validation, shape, count)
-    calibration = calibration_episodes(config, splits.train, config.way, config.shot)
     return Training(
         run,
-        optimisation.build_trainer(run, splits.train),
+        problem.trainer(run),
         directory,
-        validate=lambda learner: score(learner, embed(learner, splits.validation), fixed),
-        calibrate=lambda learner: fitted_temperature(learner, config, *calibration),
+        validate=problem.validation(config),
+        calibrate=problem.calibration(config),
         progress=Progress(config.steps * config.tasks_per_step),
+        selection=problem.selection,
     )
 
 
-def _export_untrained(run: Run, splits: Splits, directory: RunDirectory) -> None:
+def _export_untrained(run: Run, problem: Problem, directory: RunDirectory) -> None:
     """The weights of a learner that learns from nothing: batch statistics, and its temperature."""
-    config = run.config
-    learner = with_statistics(run, splits.train)
-    calibration = calibration_episodes(config, splits.train, config.way, config.shot)
-    export(directory, Run(config, learner, fitted_temperature(learner, config, *calibration)), 0)
-
-
-def _test(run: Run, failures: int, splits: Splits, directory: RunDirectory) -> Trained:
-    """The best weights, the untrained network and the nearest neighbour on the test classes, as a table."""
-    config, test = run.config, splits.test
-    best = with_weights(run, directory.load_weights(), directory.weights)
-    shape = test_shape(config, test)
-    episodes = draw_episodes(EVALUATION_SEED, "test", test, shape, config.trainer.test_episodes)
-    raw = score(best.learner, embed(best.learner, test), episodes)
-    results = {
-        "trained": raw.tempered(best.temperature).summary(),
-        "trained, raw (temperature 1)": raw.summary(),
-    }
-    if run.learner.traits.trains_on is not TrainsOn.NOTHING:
-        untrained = with_statistics(run, splits.train)
-        results["untrained network"] = score(untrained, embed(untrained, test), episodes).summary()
-    inputs = "features" if holds_features(splits.image_shape) else "pixels"
-    nearest = NearestNeighbour(Identity(splits.image_shape))
-    pixels = score(nearest, embed(nearest, test), episodes)
-    results[f"1-nearest neighbour on {inputs}"] = pixels.accuracies()
-    print(tables.heading(config.dataset, config.dataset, shape, len(episodes.keys), test.classes))
-    print(tables.metrics_table(results))
-    print(tables.temperature_note(best.temperature, shape, held_out=config.trainer.temperature_from == HELD_OUT))
-    print(tables.failures_note(raw.failures()), f"In training: {failures or 'none'}.")
-    return {
-        "run_dir": str(directory.path),
-        "training_failures": failures,
-        "temperature": best.temperature,
-        "failures": raw.failures(),
-        "test": results,
-    }
+    learner = problem.untrained(run)
+    export(directory, Run(run.config, learner, problem.calibration(run.config)(learner)), 0)
 
 
 def command_line(arguments: Sequence[str] | None = None) -> int:

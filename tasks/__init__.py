@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from fewshot.tasks import birds, embeddings, flowers102, folders, glyphs, mini_imagenet, omniglot, tinyimagenet
 from fewshot.tasks.augmentation import AUGMENTATIONS, Augmentation, augment
+from fewshot.tasks.curves import has_real_labels
 from fewshot.tasks.episodes import (
     Dataset,
     LabelledImages,
@@ -66,6 +67,8 @@ def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
         return PHOTOGRAPHS[base](data_root, size)
     if base in OWN and path:
         return OWN[base](path, size)
+    if has_real_labels(name):
+        raise DataError(f"expected a data set of classes, got {name}, which has real labels: it trains and evaluates")
     raise DataError(f"expected the name of a data set, got {name!r}; try one of {', '.join(NAMES)}")
 
 

@@ -230,17 +230,17 @@ ENDLESS = """
 import signal, sys
 import jax
 from fewshot.runners import meta_train
-from fewshot.training import loop
+from fewshot.training import class_problem, loop
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 phase, compiled = sys.argv[1], sys.argv[2] == "compiled"
 owner, name = {
-    "start": (meta_train, "load_splits"),
+    "start": (class_problem, "load_splits"),
     "compilation": (loop.Training, "_estimate"),
     "step": (loop.Training, "_advance"),
     "validation": (loop.Training, "_validate"),
-    "temperature": (meta_train, "fitted_temperature"),
-    "test": (meta_train, "with_statistics"),
+    "temperature": (class_problem, "fitted_temperature"),
+    "test": (class_problem, "with_statistics"),
 }[phase]
 before = getattr(owner, name)
 loops = lambda i, total: jax.lax.fori_loop(0, 2**30, lambda j, total: (total * 3 + j) % 1001, total)

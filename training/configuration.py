@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from fewshot import inference, learners, models
 from fewshot.evaluation.text import Json, plain
 from fewshot.learners import TrainsOn
 from fewshot.models.deep_kernel import starting_values
 from fewshot.tasks.augmentation import AUGMENTATIONS
+from fewshot.tasks.curves import has_real_labels
 from fewshot.training import defaults, run_directory
 from fewshot.training.overrides import (
     LARGEST_SEED,
@@ -27,7 +28,7 @@ TRAINING, HELD_OUT = "training", "held-out"  # classes
 GAUSSIAN_PROCESS = "gaussian-process"
 REGISTRIES: dict[str, Mapping[str, Callable]] = {
     "learner": learners.LEARNERS,
-    "likelihood": models.LIKELIHOODS,
+    "likelihood": models.ALL_LIKELIHOODS,
     "inference": inference.INFERENCE,
     "objective": inference.OBJECTIVES,
     "hypergradient": inference.HYPERGRADIENTS,
@@ -38,7 +39,7 @@ REGISTRIES: dict[str, Mapping[str, Callable]] = {
 OF_GAUSSIAN_PROCESS = ("likelihood", "inference", "objective", "hypergradient", "kernel", "inner_steps")
 # Least and largest values of the numbers of a run.
 WHOLE = {
-    "way": (2, 10_000),
+    "way": (1, 10_000),  # 1 where labels are real
     "shot": (1, 100_000),
     "query": (0, 100_000),
     "episodes": (1, 10**9),
@@ -262,6 +263,15 @@ def begun(asked: RunConfig, path: Path) -> RunConfig:
     return stored
 
 
+def configured(**flags: Any) -> RunConfig:  # the fields of RunConfig
+    """The configuration of some flags; the others are what suits the labels of the data set."""
+    if not has_real_labels(flags.get("dataset", RunConfig.dataset)):
+        return RunConfig(**flags)
+    own = flags.get("learner", GAUSSIAN_PROCESS) == GAUSSIAN_PROCESS
+    suited = {name: value for name, value in defaults.REAL_LABELS.items() if own or name != "likelihood"}
+    return RunConfig(**{**suited, **flags})
+
+
 def resolve(config: RunConfig) -> RunConfig:
     """Check all names and numbers and replace `auto`; `query` stays 0 until the data are known.
 
@@ -269,6 +279,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     for kind in REGISTRIES:
         _check_name(kind, getattr(config, kind))
+    _check_labels(config)
     decided = _decided(config)
     open_fields = {name: value for name, value in decided.items() if is_open(getattr(config, name))}
     fill: Callable[..., RunConfig] = replace
@@ -316,6 +327,25 @@ def _decided(config: RunConfig) -> dict[str, str | int]:
     }
 
 
+def _check_labels(config: RunConfig) -> None:
+    """Raises ConfigError where learner, likelihood or way are not made for the labels of the data set."""
+    real, own = has_real_labels(config.dataset), config.learner == GAUSSIAN_PROCESS
+    fit = [name for name, make in learners.LEARNERS.items() if make.traits.real_labels]
+    if real and config.learner not in fit:
+        raise ConfigError(
+            f"{config.dataset} has real labels, which {config.learner} does not fit; use {', '.join(fit)}"
+        )
+    if own and real != (config.likelihood in models.NOISE_MODELS):
+        labels, usable = ("real labels", models.NOISE_MODELS) if real else ("classes as labels", models.LIKELIHOODS)
+        raise ConfigError(
+            f"{config.dataset} has {labels}, got likelihood {config.likelihood}; use one of {', '.join(usable)}"
+        )
+    if real and config.way != 1:
+        raise ConfigError(f"--way counts classes, of which {config.dataset} has none; leave it out")
+    if real and config.trainer.augment not in (AUTO, "none"):
+        raise ConfigError(f"trainer.augment changes images, of which {config.dataset} has none; leave it out")
+
+
 def trains_on(config: RunConfig) -> TrainsOn:
     """What one optimiser step of the run sees."""
     return learners.LEARNERS[config.learner].traits.trains_on
@@ -334,7 +364,7 @@ def override_targets(config: RunConfig) -> dict[str, list[Override]]:
     starts = [Override(name, float, value) for name, value in values.items()]
     return {
         "inference": Override.of(inference.INFERENCE[config.inference]),
-        "likelihood": Override.of(models.LIKELIHOODS[config.likelihood]),
+        "likelihood": Override.of(models.ALL_LIKELIHOODS[config.likelihood]),
         "kernel": Override.of(kernel) + starts,
         **shared,
     }
@@ -342,7 +372,7 @@ def override_targets(config: RunConfig) -> dict[str, list[Override]]:
 
 def prior_mean(config: RunConfig) -> float | None:
     """Where the learned prior mean of the latents starts; None where the likelihood knows differences only."""
-    return models.LIKELIHOODS[config.likelihood]().prior_mean
+    return models.ALL_LIKELIHOODS[config.likelihood]().prior_mean
 
 
 def default_run_dir(config: RunConfig) -> str:

@@ -12,14 +12,18 @@ from fewshot.models.kernels import SCALE
 Value = TypeVar("Value")
 Table = Mapping[str | None, Value]
 
-INFERENCE: Table[str] = {"gaussian": "exact", None: "cvi"}  # by likelihood
+INFERENCE: Table[str] = {"gaussian": "exact", "normal": "exact", "student-t": "cavi", None: "cvi"}  # by likelihood
 OBJECTIVE: Table[str] = {"gibbs": "predictive", None: "elbo"}  # by inference
 HYPERGRADIENT: Table[str] = {"gradient": "unroll", None: "sites"}  # by inference
 KERNEL: Table[str] = {None: "rbf"}  # by data set: near the top in accuracy and NLL
-PRIOR_SCALE: Table[float] = {"gaussian": 1.0, None: SCALE}  # by likelihood: regressed labels are -1 and 1
+# By likelihood: regressed labels are -1 and 1, and real ones are best given at about unit scale.
+PRIOR_SCALE: Table[float] = {"gaussian": 1.0, "normal": 1.0, "student-t": 1.0, None: SCALE}
 INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, "gibbs": 5, None: 10}  # by inference
 AUGMENT: Table[str] = {"omniglot-emnist": "handwriting", None: "none"}  # by data set
 EPISODES: Table[int] = {"glyphs": 800, None: 8_000}  # by data set
+
+# Flags of a data set with real labels that are not given: one latent function, inputs that are few numbers.
+REAL_LABELS: Mapping[str, str | int] = {"likelihood": "normal", "backbone": "mlp", "way": 1, "shot": 5}
 
 TRAINING_QUERIES = 16  # a class: this many, or what the smallest class has left
 

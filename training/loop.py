@@ -15,9 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from fewshot.evaluation import metrics
-from fewshot.evaluation.scoring import Scores, number_failed
-from fewshot.evaluation.text import format_bytes, format_percent, format_seconds
+from fewshot.evaluation.scoring import number_failed
+from fewshot.evaluation.text import format_bytes, format_seconds
 from fewshot.inference.outer.loss import StepLog
 from fewshot.inference.outer.svi import Trainer
 from fewshot.learners import Learner
@@ -25,6 +24,7 @@ from fewshot.training import checkpoint, processes
 from fewshot.training.configuration import RunConfig
 from fewshot.training.interruption import Interrupted, Stopped, noticed
 from fewshot.training.log import columns, steps_of, summary, table
+from fewshot.training.problem import Scored, Selection
 from fewshot.training.progress import Progress
 from fewshot.training.run import Run, export
 from fewshot.training.run_directory import DivergedError, RunDirectory, RunError
@@ -38,14 +38,18 @@ _AGREE_EVERY = 10  # dispatches, where several processes must hear of a signal t
 
 @dataclass
 class Training:
-    """The loop of a run. `validate` scores a learner on fixed validation episodes, `calibrate` fits its temperature."""
+    """The loop of a run. `validate` scores a learner on fixed validation episodes, `calibrate` fits its temperature.
+
+    selection: by which of those scores the best weights are chosen.
+    """
 
     start: Run
     trainer: Trainer
     directory: RunDirectory
-    validate: Callable[[Learner], Scores]
+    validate: Callable[[Learner], Scored]
     calibrate: Callable[[Learner], float]
     progress: Progress
+    selection: Selection
     state: PyTree = None
     step: int = 0
     best: float = -math.inf
@@ -130,10 +134,10 @@ class Training:
                 f"remove {self.directory.path} to start over"
             )
         self.window = steps_of(held["window"][: self.step - last["step"]], self.start.learner.diagnostics)
-        validated = [record["validation_accuracy"] for record in records if "validation_accuracy" in record]
+        validated = [self.selection.value(record) for record in records if record.get(self.selection.name) is not None]
         if not validated or "seconds" not in last:
             raise RunError(
-                f"expected seconds and a validation_accuracy in {self.directory.metrics} up to step {self.step}, got "
+                f"expected seconds and a {self.selection.name} in {self.directory.metrics} up to step {self.step}, got "
                 f"rows without; remove {self.directory.path} to start over"
             )
         self.seconds, self.written = last["seconds"], last["step"]
@@ -250,14 +254,13 @@ class Training:
     def _validate(self, run: Run) -> dict[str, float | int]:
         """Scores on the validation episodes; the best weights so far are exported with their temperature."""
         scores = self.validate(run.learner)
-        accuracy = metrics.accuracy(scores.probabilities, scores.labels)
         values: dict[str, float | int] = {
-            "validation_accuracy": accuracy,
-            "validation_nll": metrics.nll(scores.probabilities, scores.labels),
+            **scores.validation(),
             "validation_failures": number_failed(scores.failures()),
         }
-        if accuracy > self.best:
-            self.best = accuracy
+        value = self.selection.value(values)
+        if value > self.best:
+            self.best = value
             run = replace(run, temperature=self.calibrate(run.learner))
             export(self.directory, run, self.step)
             values["temperature"] = run.temperature
@@ -267,8 +270,8 @@ class Training:
         texts = {"loss": "{:.3f}", "scale": "{:.3g}", "prior_pull": "{:+.2g}", "failures": "{}"}
         words = {"scale": "output scale", "prior_pull": "pull of its prior"}
         shown = {words.get(name, name): text.format(values[name]) for name, text in texts.items() if values.get(name)}
-        if "validation_accuracy" in values:
-            shown["validation"] = format_percent(values["validation_accuracy"])
+        if self.selection.name in values:
+            shown["validation"] = self.selection.shown(values[self.selection.name])
         self.shown |= shown
         self.progress.update(int(values["episodes"]), self.shown)
 

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from fewshot.inference.outer.devices import task_mesh
-from fewshot.inference.outer.svi import Trainer, make_trainer
+from fewshot.inference.outer.svi import Sampler, Trainer, make_trainer
 from fewshot.learners import TrainsOn
 from fewshot.tasks import Dataset, LabelledImages, Task, sample_batch, sample_task
 from fewshot.tasks.augmentation import AUGMENTATIONS, augment
@@ -21,11 +21,16 @@ from fewshot.training.run import Run, keys
 
 def build_trainer(run: Run, dataset: Dataset) -> Trainer:
     """The outer loop on a training split, less the classes that are held out of it."""
+    return trainer_on(run, jax.tree_util.Partial(sampler(run), training_classes(run.config, dataset)))
+
+
+def trainer_on(run: Run, draw: Sampler) -> Trainer:
+    """The outer loop on what `draw` draws from a key."""
     config = run.config
     return make_trainer(
         keys(config.seed)[1],
         run.learner,
-        jax.tree_util.Partial(sampler(run), training_classes(config, dataset)),
+        draw,
         build_optimiser(config),
         tasks_per_step=config.tasks_per_step,
         mesh=mesh(config),

@@ -28,6 +28,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "prior_scale": (1e-5, 1e5),
     "temperature": (1e-4, 1e4),
     "noise": (1e-8, 1e8),
+    "dof": (0.5, 1e6),
     "momentum": (0.0, 1.0),
     "mean": (-LARGEST_LOG, LARGEST_LOG),
     "learning_rate": (-math.inf, 1e3),

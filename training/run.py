@@ -90,7 +90,7 @@ def _gaussian_process(
 ) -> GaussianProcess:
     return GaussianProcess(
         _deep_kernel(config, backbone, rngs, dict(arguments["kernel"])),
-        models.LIKELIHOODS[config.likelihood](**arguments["likelihood"]),
+        models.ALL_LIKELIHOODS[config.likelihood](**arguments["likelihood"]),
         _inference(config.inference, tuple(sorted(arguments["inference"].items()))),
         objective=inference.OBJECTIVES[config.objective],
         hypergradient=inference.HYPERGRADIENTS[config.hypergradient],

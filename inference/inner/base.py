@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from fewshot.inference.inner.mixing import mixed
 from fewshot.models.expectations import Points
 from fewshot.models.gaussian import AnyMarginals, AnySites, GaussianPosterior, GaussianPrior, Posterior, with_root
-from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.likelihoods.base import Labels, Likelihood
 
 # Of an inference whose posterior is used, not trained through. Half of a sampler's sweeps are warm-up; of the others as
 # many are kept as make SAMPLER_DRAWS draws together with its chains.
@@ -88,7 +88,7 @@ class FixedPoint(NamedTuple):
 
     read: Callable[[State], PyTree]
     write: Callable[[State, PyTree], State]
-    update: Callable[[State, GaussianPrior, Int[Array, " N"], Mask | None], PyTree]
+    update: Callable[[State, GaussianPrior, Labels, Mask | None], PyTree]
 
 
 class Inference(NamedTuple):
@@ -104,16 +104,16 @@ class Inference(NamedTuple):
     statistics(state, y, mask) -> for a sampler, a few scalars of every chain [M, K] by which its mixing is judged.
     """
 
-    init: Callable[[Key[Array, ""], GaussianPrior, Int[Array, " N"], Mask | None], State]
-    step: Callable[[Key[Array, ""], State, GaussianPrior, Int[Array, " N"], Mask | None], tuple[State, Info]]
+    init: Callable[[Key[Array, ""], GaussianPrior, Labels, Mask | None], State]
+    step: Callable[[Key[Array, ""], State, GaussianPrior, Labels, Mask | None], tuple[State, Info]]
     sites: Callable[[State], AnySites] | None
     posterior: Callable[[State, GaussianPrior], Posterior]
-    elbo: Callable[[State, Any, Int[Array, " N"], Mask | None], Float[Array, ""]]
+    elbo: Callable[[State, Any, Labels, Mask | None], Float[Array, ""]]
     log_evidence: Callable[[State, GaussianPrior], Float[Array, ""]] | None
     traits: Traits
     fixed_point: FixedPoint | None = None
     pool: Callable[[State], State] | None = None
-    statistics: Callable[[State, Int[Array, " N"], Mask | None], Float[Array, "M K"]] | None = None
+    statistics: Callable[[State, Labels, Mask | None], Float[Array, "M K"]] | None = None
 
 
 NEEDS: dict[str, type] = {}  # what the likelihood must offer, by the name of the inference; filled by `constructor`
@@ -148,7 +148,7 @@ def run(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
     *,
     steps: int,
@@ -162,7 +162,7 @@ def fit(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
     *,
     steps: int,
@@ -183,7 +183,7 @@ def fit_to_tolerance(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
     *,
     tolerance: float = TOLERANCE,
@@ -217,7 +217,7 @@ def settle(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
 ) -> tuple[State, Int[Array, ""]]:
     """State and code of an inference for use: run to TOLERANCE, or a sampler's draws of SAMPLER_STEPS sweeps.
@@ -237,7 +237,7 @@ def fit_pooled(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
 ) -> tuple[State, Info]:
     """A sampler's state after SAMPLER_STEPS sweeps with draws of its second half, and the Info of every sweep.
@@ -293,7 +293,7 @@ def mask_sites(sites: S, mask: Mask | None) -> S:
 
 def expected_data(
     likelihood: Likelihood,
-    y: Int[Array, " N"],
+    y: Labels,
     marginals: AnyMarginals,
     points: Points | None,
     mask: Mask | None,

@@ -13,7 +13,7 @@ the natural parameters of q(f) the second is a full natural-gradient step.
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from fewshot.inference.inner.base import (
     FixedPoint,
@@ -35,7 +35,7 @@ from fewshot.models.gaussian import (
     GaussianPrior,
     Posterior,
 )
-from fewshot.models.likelihoods.base import AugmentedLikelihood, Aux
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Aux, Labels
 
 
 class CAVIState(NamedTuple):
@@ -43,7 +43,7 @@ class CAVIState(NamedTuple):
 
     aux: Aux
     marginals: AnyMarginals
-    y: Int[Array, " N"]
+    y: Labels
     mask: Mask | None
 
 
@@ -57,13 +57,13 @@ def cavi(likelihood: AugmentedLikelihood) -> Inference:
     def factors(y: Array, marginals: AnyMarginals, aux: Aux, mask: Mask | None) -> Aux:
         return likelihood.aux_posterior(y, marginals, aux, classes_of(mask))
 
-    def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CAVIState:
+    def init(key: Key[Array, ""], prior: GaussianPrior, y: Labels, mask: Mask | None = None) -> CAVIState:
         del key
         aux = factors(y, prior.marginals(), None, mask)
         return CAVIState(aux, sites_of(aux, y, mask).prior_marginals(prior), y, mask)
 
     def step(
-        key: Key[Array, ""], state: CAVIState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
+        key: Key[Array, ""], state: CAVIState, prior: GaussianPrior, y: Labels, mask: Mask | None = None
     ) -> tuple[CAVIState, Info]:
         del key
         aux = factors(y, state.marginals, state.aux, mask)
@@ -81,7 +81,7 @@ def cavi(likelihood: AugmentedLikelihood) -> Inference:
     def posterior(state: CAVIState, prior: GaussianPrior) -> GaussianPosterior:
         return prior.given(sites(state))
 
-    def elbo(state: CAVIState, posterior: Posterior, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
+    def elbo(state: CAVIState, posterior: Posterior, y: Labels, mask: Mask | None = None) -> Float[Array, ""]:
         bound = likelihood.augmented_bound(y, posterior.marginals, state.aux, classes_of(mask))
         return sum_over_points(bound, mask) - posterior.kl
 

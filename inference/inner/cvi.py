@@ -67,7 +67,7 @@ from fewshot.models.gaussian import (
     Sites,
     highest_precision,
 )
-from fewshot.models.likelihoods.base import Likelihood, SmoothLikelihood
+from fewshot.models.likelihoods.base import Labels, Likelihood, SmoothLikelihood
 
 FIRST_STEP = 0.2  # of 0.1, 0.2, 0.3, 0.5 and 1 the one with the smallest gap after 3 and 5 steps, on average
 SHORTEST_STEP = 0.02
@@ -118,7 +118,7 @@ def cvi(
     target = _Target(likelihood, sites, curvature)
     _check(rho, target, rule)
 
-    def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CVIState:
+    def init(key: Key[Array, ""], prior: GaussianPrior, y: Labels, mask: Mask | None = None) -> CVIState:
         points = rule.points(key, prior.mean.shape[0], prior.mean.dtype)
         first, start = jnp.asarray(FIRST_STEP if rho is None else rho, prior.mean.dtype), sites.zero(prior)
         # Where no precision is projected, marginals will do, which take no factorisation.
@@ -129,7 +129,7 @@ def cvi(
         return CVIState(start, found.sites, found.data, infinite, found.clipped, first, points)
 
     def step(
-        key: Key[Array, ""], state: CVIState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
+        key: Key[Array, ""], state: CVIState, prior: GaussianPrior, y: Labels, mask: Mask | None = None
     ) -> tuple[CVIState, Info]:
         del key
         direction = _subtract(state.target, state.sites)
@@ -149,7 +149,7 @@ def cvi(
         code = jnp.where(stalled & (code == Code.OK), Code.STALLED, code)
         return state, Info(state.elbo, state.residual, code, state.clipped)
 
-    def elbo(state: CVIState, posterior: Posterior, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
+    def elbo(state: CVIState, posterior: Posterior, y: Labels, mask: Mask | None = None) -> Array:
         return target.data(posterior.marginals, y, mask, state.points) - posterior.kl
 
     def log_evidence(state: CVIState, prior: GaussianPrior) -> Float[Array, ""]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from fewshot.inference.inner.base import (
     Code,
@@ -25,7 +25,7 @@ from fewshot.inference.inner.base import (
     sum_over_points,
 )
 from fewshot.models.gaussian import GaussianPosterior, GaussianPrior, Sites
-from fewshot.models.likelihoods.base import GaussianLikelihood
+from fewshot.models.likelihoods.base import GaussianLikelihood, Labels
 
 
 class ExactState(NamedTuple):
@@ -39,7 +39,7 @@ class ExactState(NamedTuple):
 def exact(likelihood: GaussianLikelihood) -> Inference:
     """Exact GP regression on coded labels. Raises TypeError for a likelihood without `gaussian_sites`."""
 
-    def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> ExactState:
+    def init(key: Key[Array, ""], prior: GaussianPrior, y: Labels, mask: Mask | None = None) -> ExactState:
         del key
         shift, precision = likelihood.gaussian_sites(y, prior.mean.shape[0])
         sites = Sites(shift.astype(prior.mean.dtype), precision.astype(prior.mean.dtype))
@@ -47,7 +47,7 @@ def exact(likelihood: GaussianLikelihood) -> Inference:
         return ExactState(mask_sites(sites, mask), sum_over_points(at_zero, mask))
 
     def step(
-        key: Key[Array, ""], state: ExactState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
+        key: Key[Array, ""], state: ExactState, prior: GaussianPrior, y: Labels, mask: Mask | None = None
     ) -> tuple[ExactState, Info]:
         del key
         bound = elbo(state, prior.given(state.sites), y, mask)
@@ -57,7 +57,7 @@ def exact(likelihood: GaussianLikelihood) -> Inference:
         state = state._replace(sites=jax.tree.map(lambda leaf: jnp.where(code == Code.OK, leaf, jnp.nan), state.sites))
         return state, Info(bound, jnp.zeros_like(bound), code, jnp.asarray(0))
 
-    def elbo(state: ExactState, posterior: GaussianPosterior, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
+    def elbo(state: ExactState, posterior: GaussianPosterior, y: Labels, mask: Mask | None = None) -> Array:
         del state
         return expected_data(likelihood, y, posterior.marginals, None, mask) - posterior.kl
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 
 from fewshot.inference.inner.base import (
     Inference,
@@ -37,7 +37,7 @@ from fewshot.models.gaussian import (
     highest_precision,
     root_of,
 )
-from fewshot.models.likelihoods.base import AugmentedLikelihood, Aux, Likelihood
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Aux, Labels, Likelihood
 
 
 class GibbsState(NamedTuple):
@@ -45,7 +45,7 @@ class GibbsState(NamedTuple):
 
     f: Float[Array, "M C N"]
     aux: Aux
-    y: Int[Array, " N"]
+    y: Labels
     mask: Mask | None
 
 
@@ -91,7 +91,7 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
         return mask_sites(likelihood.sites(y, aux, classes_of(mask)), mask)
 
     @highest_precision
-    def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> GibbsState:
+    def init(key: Key[Array, ""], prior: GaussianPrior, y: Labels, mask: Mask | None = None) -> GibbsState:
         root, classes = root_of(prior), prior.mean.shape[0]
         f_key, aux_key = jax.random.split(key)
         f = prior.mean + jax.random.normal(f_key, (chains, classes, root.shape[-1]), root.dtype) @ root.T
@@ -102,7 +102,7 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
         return jax.vmap(lambda one, latent: likelihood.aux_conditional(one, y, latent, classes_of(mask)))(keys, f)
 
     def step(
-        key: Key[Array, ""], state: GibbsState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
+        key: Key[Array, ""], state: GibbsState, prior: GaussianPrior, y: Labels, mask: Mask | None = None
     ) -> tuple[GibbsState, Info]:
         f_key, aux_key = jax.random.split(key)
 
@@ -145,20 +145,21 @@ def _pool(states: GibbsState) -> GibbsState:
 
 
 def _statistics(
-    likelihood: AugmentedLikelihood, state: GibbsState, y: Int[Array, " N"], mask: Mask | None = None
+    likelihood: AugmentedLikelihood, state: GibbsState, y: Labels, mask: Mask | None = None
 ) -> Float[Array, "M 3"]:
     """log p(y | f), the latent of the first point's own class, and |f|^2 of the real points of every chain."""
+    own = y[0] if jnp.issubdtype(y.dtype, jnp.integer) else 0  # real labels have one latent function
     real = jnp.ones(state.f.shape[1:], bool) if mask is None else mask.classes[:, None] & mask.points
     data = jax.vmap(lambda f: sum_over_points(likelihood.log_prob(y, f, classes_of(mask)), mask))(state.f)
     squares = jnp.sum(jnp.where(real, state.f**2, 0.0), axis=(1, 2))
-    return jnp.stack([data, state.f[:, y[0], 0], squares], axis=1)
+    return jnp.stack([data, state.f[:, own, 0], squares], axis=1)
 
 
 def _bound(
     likelihood: AugmentedLikelihood,
     state: GibbsState,
     posterior: Mixture,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
 ) -> Float[Array, ""]:
     """Mean over the chains of the augmented bound of N(f | sites): a lower bound, if not one that is maximised."""

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from fewshot.inference.inner.base import Code, Inference, Info, Mask, Traits, constructor, expected_data, finite_code
 from fewshot.models.expectations import ExpectationRule, MonteCarlo, Points
 from fewshot.models.gaussian import GaussianPrior, Marginals, Query, highest_precision, prior_root, root_of
-from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.likelihoods.base import Labels, Likelihood
 
 
 class GradientState(NamedTuple):
@@ -67,18 +67,18 @@ def gradient(
         raise ValueError(f"learning_rate must be positive, got {learning_rate}")
     rule = MonteCarlo() if expectation is None else expectation
 
-    def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> GradientState:
+    def init(key: Key[Array, ""], prior: GaussianPrior, y: Labels, mask: Mask | None = None) -> GradientState:
         del y, mask
         classes, dtype = prior.mean.shape[0], prior.mean.dtype
         rank = prior.covariance.shape[-1] if prior.root is None else prior.root.shape[-1]
         identity = jnp.broadcast_to(jnp.eye(rank, dtype=dtype), (classes, rank, rank))
         return GradientState(jnp.zeros((classes, rank), dtype), identity, rule.points(key, classes, dtype))
 
-    def elbo(state: GradientState, posterior: FreeGaussian, y: Int[Array, " N"], mask: Mask | None = None) -> Array:
+    def elbo(state: GradientState, posterior: FreeGaussian, y: Labels, mask: Mask | None = None) -> Array:
         return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl
 
     def step(
-        key: Key[Array, ""], state: GradientState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
+        key: Key[Array, ""], state: GradientState, prior: GaussianPrior, y: Labels, mask: Mask | None = None
     ) -> tuple[GradientState, Info]:
         del key
 

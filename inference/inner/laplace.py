@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
 from fewshot.inference.inner.base import (
     FixedPoint,
@@ -37,7 +37,7 @@ from fewshot.models.gaussian import (
     GaussianPrior,
     Posterior,
 )
-from fewshot.models.likelihoods.base import SmoothLikelihood
+from fewshot.models.likelihoods.base import Labels, SmoothLikelihood
 
 SHORTEST_STEP = 1e-3
 
@@ -63,7 +63,7 @@ class LaplaceState(NamedTuple):
     residual: Float[Array, ""]
     rho: Float[Array, ""]
     points: Points | None
-    y: Int[Array, " N"]
+    y: Labels
     mask: Mask | None
 
 
@@ -89,13 +89,13 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
         residual = relative_distance(mode.alpha, slope, slope)
         return LaplaceState(mode, Mode(q.mean, q.alpha), objective, bound, residual, rho, points, y, mask)
 
-    def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> LaplaceState:
+    def init(key: Key[Array, ""], prior: GaussianPrior, y: Labels, mask: Mask | None = None) -> LaplaceState:
         points = rule.points(key, prior.mean.shape[0], prior.mean.dtype)
         start = Mode(prior.mean, jnp.zeros_like(prior.mean))
         return at(start, jnp.ones((), prior.mean.dtype), points, prior, y, mask)
 
     def step(
-        key: Key[Array, ""], state: LaplaceState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
+        key: Key[Array, ""], state: LaplaceState, prior: GaussianPrior, y: Labels, mask: Mask | None = None
     ) -> tuple[LaplaceState, Info]:
         del key
         proposal = jax.tree.map(lambda here, there: here + state.rho * (there - here), state.mode, state.target)
@@ -133,7 +133,7 @@ def _bound(
     likelihood: SmoothLikelihood,
     state: LaplaceState,
     posterior: Posterior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None = None,
 ) -> Float[Array, ""]:
     return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import gmres
-from jaxtyping import Array, Int, Key
+from jaxtyping import Array, Key
 
 from fewshot.inference.inner.base import Code, Inference, Info, Mask, State, fit
 from fewshot.models.gaussian import GaussianPrior, Posterior
+from fewshot.models.likelihoods.base import Labels
 
 TOLERANCE = 1e-2  # of the residual, for the derivative of a fixed point to be trusted
 KRYLOV = 60  # vectors that GMRES keeps before it restarts
@@ -27,14 +28,14 @@ class Fitted(NamedTuple):
     info: Info
 
 
-HyperGradient = Callable[[Key[Array, ""], Inference, GaussianPrior, Int[Array, " N"], Mask | None, int], Fitted]
+HyperGradient = Callable[[Key[Array, ""], Inference, GaussianPrior, Labels, Mask | None, int], Fitted]
 
 
 def sites(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None,
     steps: int,
 ) -> Fitted:
@@ -55,7 +56,7 @@ def unroll(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None,
     steps: int,
 ) -> Fitted:
@@ -68,7 +69,7 @@ def implicit(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
-    y: Int[Array, " N"],
+    y: Labels,
     mask: Mask | None,
     steps: int,
 ) -> Fitted:

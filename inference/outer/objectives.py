@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key, Shaped
 
 from fewshot.inference.inner.base import Inference, Info
 from fewshot.inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
-from fewshot.inference.predictive import predict
+from fewshot.inference.predictive import log_predictive
 from fewshot.models.gaussian import GaussianPrior
-from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.likelihoods.base import Labels, Likelihood
 from fewshot.models.process import LatentProcess
 
 
@@ -22,9 +22,9 @@ class EmbeddedTask(NamedTuple):
     """Features and labels of one task: support [N, D], query [Q, D]."""
 
     support: Float[Array, "N D"]
-    y_support: Int[Array, " N"]
+    y_support: Labels
     query: Float[Array, "Q D"]
-    y_query: Int[Array, " Q"]
+    y_query: Shaped[Array, " Q"]
 
 
 class Inner(NamedTuple):
@@ -88,9 +88,8 @@ def predictive(
     prior = process.prior(task.support, inner.classes)
     fitted = inner.hypergradient(fit_key, inner.inference, prior, task.y_support, None, inner.steps)
     query = process.query(task.support, task.query, inner.classes)
-    probabilities = predict(predict_key, likelihood, fitted.posterior, query)
-    own = jnp.take_along_axis(probabilities, task.y_query[:, None], axis=1)
-    return TaskOutcome(jnp.sum(jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny))), len(task.y_query), fitted.info)
+    found = log_predictive(predict_key, likelihood, fitted.posterior, query, task.y_query)
+    return TaskOutcome(jnp.sum(found), len(task.y_query), fitted.info)
 
 
 def check_combination(inference: Inference, objective: Objective, hypergradient: HyperGradient) -> None:

@@ -1,7 +1,8 @@
 """What a likelihood must offer. Tier 1 is enough for cvi and NUTS; tier 2, augmented latents, for cavi and gibbs.
 
-Letters: C classes, N points, Q queries, M nodes. y [N] int holds labels 0..C-1, f [C, N] the latent logits.
-`classes` [C] marks the classes that exist; a masked class enters no normaliser and is predicted with probability 0.
+Letters: C classes, N points, Q queries, M nodes. y [N] holds labels 0..C-1, f [C, N] the latent logits; where labels
+are real numbers C is 1. `classes` [C] marks the classes that exist; a masked class enters no normaliser and is
+predicted with probability 0. A likelihood predicts either classes (`ClassLikelihood`) or numbers (`RealLikelihood`).
 """
 
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -10,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
 
 from fewshot.models.expectations import MonteCarlo, Points, expect
 from fewshot.models.gaussian import AnySites, JointMarginals, Marginals
 
+Labels = Shaped[Array, " N"]  # whole numbers 0..C-1, or real numbers where C = 1
 Aux: TypeAlias = PyTree  # augmented latents: a pytree of the likelihood's own
 Mine = TypeVar("Mine")
 
@@ -46,14 +48,14 @@ class Likelihood(Protocol):
         ...
 
     def log_prob(
-        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+        self, y: Labels, f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, " N"]:
         """log p(y_n | f_n)."""
         ...
 
     def expected_log_prob(
         self,
-        y: Int[Array, " N"],
+        y: Labels,
         marginals: Marginals | JointMarginals,
         points: Points | None = None,
         classes: Bool[Array, " C"] | None = None,
@@ -61,18 +63,35 @@ class Likelihood(Protocol):
         """E_q log p(y_n | f_n): over the given nodes, or deterministic where points is None."""
         ...
 
+    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
+        """p(observed | f) as a NumPyro distribution whose event is one task's observations."""
+        ...
+
+    def observed(self, y: Labels, classes: int) -> Array:
+        """The labels in the form that `observation` is a distribution of."""
+        ...
+
+
+@runtime_checkable
+class ClassLikelihood(Likelihood, Protocol):
+    """A likelihood of labels that are classes."""
+
     def predict(
         self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, "Q C"]:
         """Class probabilities E_q p(y = k | f) of every query; rows sum to 1."""
         ...
 
-    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
-        """p(observed | f) as a NumPyro distribution whose event is one task's observations."""
-        ...
 
-    def observed(self, y: Int[Array, " N"], classes: int) -> Array:
-        """The labels in the form that `observation` is a distribution of."""
+@runtime_checkable
+class RealLikelihood(Likelihood, Protocol):
+    """A likelihood of labels that are real numbers, given one latent function (C = 1): a model of the noise."""
+
+    def distribution(self, marginals: Marginals | JointMarginals) -> dist.Distribution:
+        """p(y_* | data) = E_q p(y_* | f_*) of every query, with batch shape [Q].
+
+        The marginals are [1, Q], or [M, 1, Q] of an equal mixture of M posteriors.
+        """
         ...
 
 
@@ -80,13 +99,13 @@ class Likelihood(Protocol):
 class GaussianLikelihood(Likelihood, Protocol):
     """A likelihood that is itself Gaussian in f: it offers its sites in closed form, which is what `exact` needs."""
 
-    def gaussian_sites(self, y: Int[Array, " N"], classes: int) -> tuple[Array, Array]:
+    def gaussian_sites(self, y: Labels, classes: int) -> tuple[Array, Array]:
         """Shift and precision [C, N] with p(y_n | f_n) proportional to the product of the sites of point n."""
         ...
 
 
 @runtime_checkable
-class CompositeLikelihood(Likelihood, Protocol):
+class CompositeLikelihood(ClassLikelihood, Protocol):
     """A density that is not normalised over the label: `predict` normalises its expectation, over all of a mixture."""
 
     def expected_density(
@@ -100,9 +119,7 @@ class CompositeLikelihood(Likelihood, Protocol):
 class SmoothLikelihood(Likelihood, Protocol):
     """A likelihood that offers its local Gaussian approximation, which is what `laplace` needs."""
 
-    def local_sites(
-        self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
-    ) -> AnySites:
+    def local_sites(self, y: Labels, f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None) -> AnySites:
         """Sites with the slope of log p(y | f) at f, and a positive semi-definite curvature L: h = slope + L f."""
         ...
 
@@ -118,20 +135,20 @@ class AugmentedLikelihood(Likelihood, Protocol):
     def aux_conditional(
         self,
         key: Key[Array, ""],
-        y: Int[Array, " N"],
+        y: Labels,
         f: Float[Array, "C N"],
         classes: Bool[Array, " C"] | None = None,
     ) -> Aux:
         """An exact draw of aux given y and f."""
         ...
 
-    def sites(self, y: Int[Array, " N"], aux: Aux, classes: Bool[Array, " C"] | None = None) -> AnySites:
+    def sites(self, y: Labels, aux: Aux, classes: Bool[Array, " C"] | None = None) -> AnySites:
         """p(y, aux | f) as a function of f: its sites."""
         ...
 
     def aux_posterior(
         self,
-        y: Int[Array, " N"],
+        y: Labels,
         marginals: Marginals | JointMarginals,
         aux: Aux = None,
         classes: Bool[Array, " C"] | None = None,
@@ -139,13 +156,13 @@ class AugmentedLikelihood(Likelihood, Protocol):
         """Factors q(aux) that raise the bound given q(f); `aux` holds the last ones (None at first)."""
         ...
 
-    def expected_sites(self, y: Int[Array, " N"], aux: Aux, classes: Bool[Array, " C"] | None = None) -> AnySites:
+    def expected_sites(self, y: Labels, aux: Aux, classes: Bool[Array, " C"] | None = None) -> AnySites:
         """exp E_q(aux) log p(y, aux | f) as a function of f: its sites."""
         ...
 
     def augmented_bound(
         self,
-        y: Int[Array, " N"],
+        y: Labels,
         marginals: Marginals | JointMarginals,
         aux: Aux,
         classes: Bool[Array, " C"] | None = None,
@@ -153,15 +170,15 @@ class AugmentedLikelihood(Likelihood, Protocol):
         """E_q[log p(y_n, aux | f_n) - log q(aux)], at most E_q log p(y_n | f_n)."""
         ...
 
-    def aux_model(self, y: Int[Array, " N"], f: Float[Array, "C N"]) -> None:
+    def aux_model(self, y: Labels, f: Float[Array, "C N"]) -> None:
         """aux as NumPyro sample sites, and the tilt p(y, aux | f) / p(aux) as a factor."""
         ...
 
-    def log_joint(self, y: Int[Array, " N"], aux: Aux, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+    def log_joint(self, y: Labels, aux: Aux, f: Float[Array, "C N"]) -> Float[Array, " N"]:
         """log p(y_n, aux | f_n)."""
         ...
 
-    def log_conditional(self, y: Int[Array, " N"], aux: Aux, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+    def log_conditional(self, y: Labels, aux: Aux, f: Float[Array, "C N"]) -> Float[Array, " N"]:
         """log p(aux | y_n, f_n)."""
         ...
 

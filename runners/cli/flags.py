@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fewshot.tasks import NAMES
+from fewshot.tasks.curves import CURVES, has_real_labels
 from fewshot.training import run_directory
-from fewshot.training.configuration import AUTO, NOT_STORED, REGISTRIES, RunConfig, is_open, resolve
+from fewshot.training.configuration import AUTO, NOT_STORED, REGISTRIES, RunConfig, configured, is_open, resolve
 from fewshot.training.overrides import LARGEST_SEED, ConfigError, parse_override
 
 
@@ -21,7 +22,7 @@ def parse(arguments: Sequence[str] | None = None) -> RunConfig:
     given = vars(_parser().parse_args(arguments))
     if "set" in given:
         given["settings"] = dict(parse_override(text) for text in given.pop("set"))
-    config = RunConfig(**given)
+    config = configured(**given)
     return _resumed(config, given) if config.resume else config
 
 
@@ -76,6 +77,8 @@ def whole_number(text: str) -> int:
 def dataset_name(text: str) -> str:
     """A data set's name, a PATH in it from the root: a run folder is used from other folders too."""
     kind, colon, path = text.partition(":")
+    if has_real_labels(text):
+        return text
     return f"{kind}:{Path(path).expanduser().absolute()}" if colon and path else text
 
 
@@ -95,18 +98,28 @@ def check_output(flag: str, path: str | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="meta_train.py",
-        description="Meta-train a deep-kernel Gaussian-process classifier and test it on classes never seen.",
+        description="Meta-train a few-shot learner, a deep-kernel Gaussian process by default, and test it.",
         argument_default=argparse.SUPPRESS,  # so that flags given can be told from defaults when resuming
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--dataset", type=dataset_name, metavar="NAME", help=f"{', '.join(NAMES)} (default glyphs, built in)"
+        "--dataset",
+        type=dataset_name,
+        metavar="NAME",
+        help=f"{', '.join((*NAMES, *CURVES))} (default glyphs, built in)",
     )
     for kind, registry in REGISTRIES.items():
         default = RunConfig.__dataclass_fields__[kind].default
         parser.add_argument(f"--{kind}", metavar="NAME", help=f"{', '.join(registry)} (default {default})")
-    parser.add_argument("--way", type=int, metavar="C", help="classes of a task (default 5)")
-    parser.add_argument("--shot", type=int, metavar="S", help="labelled images a class (default 1)")
+    parser.add_argument(
+        "--way", type=int, metavar="C", help="classes of a task (default 5, none where labels are real)"
+    )
+    parser.add_argument(
+        "--shot",
+        type=int,
+        metavar="S",
+        help="labelled images a class (default 1), or labelled points of a curve (default 5)",
+    )
     parser.add_argument("--query", type=count_or_auto, metavar="Q", help="queries a class in training")
     parser.add_argument("--episodes", type=count_or_auto, metavar="N", help="training tasks in all")
     parser.add_argument(

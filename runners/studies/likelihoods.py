@@ -16,12 +16,12 @@ from jaxtyping import Array, Float
 
 from fewshot.models.gaussian import Marginals
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
-from fewshot.models.likelihoods.base import Likelihood
+from fewshot.models.likelihoods.base import ClassLikelihood
 from fewshot.runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
 
 NAME = "likelihoods"
 # At a point mass two draws say as much as many. The papers give label regression the noise 1.
-LIKELIHOODS: dict[str, Likelihood] = {
+LIKELIHOODS: dict[str, ClassLikelihood] = {
     "softmax": Softmax(prediction_draws=2),
     "label regression": LabelRegression(noise=1.0),
     "logistic-softmax": LogisticSoftmax(prediction_draws=2),
@@ -80,7 +80,9 @@ def spread(confidences: np.ndarray) -> dict[str, float]:
     }
 
 
-def surface(likelihood: Likelihood, side: int) -> tuple[np.ndarray, Float[np.ndarray, "G G"], Float[np.ndarray, "G G"]]:
+def surface(
+    likelihood: ClassLikelihood, side: int
+) -> tuple[np.ndarray, Float[np.ndarray, "G G"], Float[np.ndarray, "G G"]]:
     """Axis [G], p(y = 1 | f) and the density p(f | y = 1) at (f_1, f_2) [G, G], f_3 = 0."""
     axis = np.linspace(-REACH, REACH, side)
     first, second = np.meshgrid(axis, axis, indexing="ij")

@@ -1,0 +1,233 @@
+"""Real labels with Student-t noise: p(y | f) = t(y; f, s, nu), for labels with outliers (docs/student_t_noise.md).
+
+It is a normal with a precision of its own for every point,
+
+    (N1) y | f, omega ~ N(f, s2 / omega),  omega ~ Gamma(nu / 2, nu / 2)
+
+so p(y, omega | f) is a Gaussian site in f with h = omega y / s2 and W = omega / s2, and
+
+    (N2) omega | y, f ~ Gamma((nu + 1) / 2, (nu + (y - f)^2 / s2) / 2)
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax.scipy.special import digamma, gammaln
+from jaxtyping import Array, Bool, Float, Key
+
+from fewshot.models.expectations import Points, expect
+from fewshot.models.gaussian import JointMarginals, Marginals, Sites
+from fewshot.models.likelihoods.base import Labels, check_positive
+from fewshot.models.likelihoods.normal import components, equal_mixture, noise_prior
+from fewshot.models.student_t import log_gamma_ratio
+
+# Nodes of log omega in `distribution`: of one Gaussian, and of each component of a mixture.
+NODES, NODES_OF_MANY = 64, 32
+NEGLIGIBLE = 20.0  # nats below the mode of log omega, at which its range ends
+
+
+class StudentTLatents(NamedTuple):
+    """A draw of omega [N]."""
+
+    omega: Float[Array, " N"]
+
+
+class StudentTFactors(NamedTuple):
+    """Factors of q: omega ~ Gamma((nu + 1) / 2, rate) [N]."""
+
+    rate: Float[Array, " N"]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class StudentT:
+    """Student-t noise with nu = dof degrees of freedom and squared scale s2 = noise; its variance is s2 nu / (nu - 2).
+
+    learn_noise, learn_dof: whether the outer loop learns them; False holds them where they are. Raises ValueError for
+    a noise or dof that is not positive.
+    """
+
+    noise: float | Float[Array, ""] = 0.1
+    dof: float | Float[Array, ""] = 4.0
+    learn_noise: bool = field(default=True, metadata={"static": True})
+    learn_dof: bool = field(default=True, metadata={"static": True})
+
+    prior_mean: ClassVar[float | None] = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("noise", self.noise)
+        check_positive("dof", self.dof)
+
+    def parameters(self) -> dict[str, float | Array]:
+        """log s2 and log nu, where they are learned."""
+        values = {"log_noise": (self.learn_noise, self.noise), "log_dof": (self.learn_dof, self.dof)}
+        return {name: jnp.log(jnp.asarray(value)) for name, (learned, value) in values.items() if learned}
+
+    def priors(self) -> dict[str, dist.Distribution]:
+        """`noise_prior`, and log nu ~ N(log 4, 1): between 1.5 and 11, two tails in three."""
+        every = {"log_noise": noise_prior(), "log_dof": dist.Normal(jnp.log(4.0), 1.0)}
+        return {name: every[name] for name in self.parameters()}
+
+    def with_parameters(self, values: dict[str, Array]) -> "StudentT":
+        """The same with s2 = exp(log_noise) and nu = exp(log_dof)."""
+        found = {name: jnp.exp(value) for name, value in values.items()}
+        return replace(self, noise=found.get("log_noise", self.noise), dof=found.get("log_dof", self.dof))
+
+    def log_prob(
+        self, y: Labels, f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, " N"]:
+        """log t(y_n; f_n, s, nu)."""
+        del classes
+        dof = jnp.asarray(self.dof, f.dtype)
+        constant = log_gamma_half(dof) - 0.5 * jnp.log(2 * jnp.pi * self.noise)
+        return constant - 0.5 * (dof + 1) * jnp.log1p((y - f[0]) ** 2 / (self.noise * dof))
+
+    def expected_log_prob(
+        self,
+        y: Labels,
+        marginals: Marginals | JointMarginals,
+        points: Points | None = None,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Float[Array, " N"]:
+        """E_q log t(y_n; f_n, s, nu); without points by the trapezoidal rule on the one latent."""
+        rule = _trapezoid(marginals.mean.dtype) if points is None else points
+        return expect(lambda f: self.log_prob(y, f, classes), marginals, rule)
+
+    def distribution(self, marginals: Marginals | JointMarginals) -> dist.Distribution:
+        """E_q t(y_*; f_*, s, nu) = E_omega N(y_*; m_*, v_* + s2 / omega), a mixture over nodes of log omega (N4)."""
+        mean, variance = components(marginals)
+        weights, omega = _gamma_nodes(jnp.asarray(self.dof, mean.dtype), NODES if len(mean) == 1 else NODES_OF_MANY)
+        return equal_mixture(mean, variance, weights, self.noise / omega)
+
+    def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
+        """Labels y [N] given f."""
+        return dist.StudentT(self.dof, f[0], jnp.sqrt(self.noise)).to_event(1)
+
+    def observed(self, y: Labels, classes: int) -> Labels:
+        """The labels."""
+        del classes
+        return y
+
+    # Tier 2, sampled column
+
+    def aux_conditional(
+        self, key: Key[Array, ""], y: Labels, f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
+    ) -> StudentTLatents:
+        """An exact draw of omega given y and f (N2)."""
+        del classes
+        rate = self._rate((y - f[0]) ** 2)
+        return StudentTLatents(jax.random.gamma(key, self._shape(f.dtype), rate.shape, f.dtype) / rate)
+
+    def sites(self, y: Labels, aux: StudentTLatents, classes: Bool[Array, " C"] | None = None) -> Sites:
+        """h = omega y / s2 and W = omega / s2."""
+        del classes
+        precision = (aux.omega / self.noise)[None]
+        return Sites(precision * y, precision)
+
+    def aux_model(self, y: Labels, f: Float[Array, "C N"]) -> None:
+        """omega as a NumPyro sample site, and the tilt N(y; f, s2 / omega) as a factor."""
+        half = jnp.full(y.shape, 0.5 * self.dof, f.dtype)
+        omega = numpyro.sample("omega", dist.Gamma(half, half).to_event(1))
+        numpyro.factor("tilt", jnp.sum(self._log_tilt((y - f[0]) ** 2, omega, jnp.log(omega))))
+
+    def log_joint(self, y: Labels, aux: StudentTLatents, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+        """log p(y, omega | f)."""
+        half = 0.5 * jnp.asarray(self.dof, f.dtype)
+        return dist.Gamma(half, half).log_prob(aux.omega) + self._log_tilt(
+            (y - f[0]) ** 2, aux.omega, jnp.log(aux.omega)
+        )
+
+    def log_conditional(self, y: Labels, aux: StudentTLatents, f: Float[Array, "C N"]) -> Float[Array, " N"]:
+        """log p(omega | y, f): what `aux_conditional` draws from."""
+        return dist.Gamma(self._shape(f.dtype), self._rate((y - f[0]) ** 2)).log_prob(aux.omega)
+
+    # Tier 2, expected column
+
+    def aux_posterior(
+        self,
+        y: Labels,
+        marginals: Marginals | JointMarginals,
+        aux: StudentTFactors | None = None,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> StudentTFactors:
+        """Optimal q(omega) given q(f): (N2) with E (y - f)^2."""
+        del aux, classes
+        return StudentTFactors(self._rate(_second_moment(y, marginals)))
+
+    def expected_sites(self, y: Labels, aux: StudentTFactors, classes: Bool[Array, " C"] | None = None) -> Sites:
+        """The sites with the expected omega."""
+        omega = self._shape(aux.rate.dtype) / aux.rate
+        return self.sites(y, StudentTLatents(omega), classes)
+
+    def augmented_bound(
+        self,
+        y: Labels,
+        marginals: Marginals | JointMarginals,
+        aux: StudentTFactors,
+        classes: Bool[Array, " C"] | None = None,
+    ) -> Float[Array, " N"]:
+        """E_q[log p(y, omega | f) - log q(omega)], at most E_q log p(y | f) (N3)."""
+        del classes
+        shape, half = self._shape(aux.rate.dtype), 0.5 * jnp.asarray(self.dof, aux.rate.dtype)
+        omega, log_omega = shape / aux.rate, digamma(shape) - jnp.log(aux.rate)
+        expected = self._log_tilt(_second_moment(y, marginals), omega, log_omega)
+        prior = half * jnp.log(half) - gammaln(half) + (half - 1) * log_omega - half * omega
+        entropy = shape - jnp.log(aux.rate) + gammaln(shape) + (1 - shape) * digamma(shape)
+        return expected + prior + entropy
+
+    def _shape(self, dtype: jnp.dtype) -> Array:
+        return 0.5 * (jnp.asarray(self.dof, dtype) + 1)
+
+    def _rate(self, square: Array) -> Array:
+        return 0.5 * (self.dof + square / self.noise)
+
+    def _log_tilt(self, square: Array, omega: Array, log_omega: Array) -> Array:
+        """log N(y; f, s2 / omega), or its expectation from those of (y - f)^2, omega and log omega."""
+        return 0.5 * (log_omega - jnp.log(2 * jnp.pi * self.noise) - omega * square / self.noise)
+
+
+def log_gamma_half(dof: Float[Array, ""]) -> Float[Array, ""]:
+    """log Gamma((nu + 1) / 2) - log Gamma(nu / 2) - 1/2 log(nu / 2): 0 for large nu, and nothing cancels on the way."""
+    half = 0.5 * dof
+    # `log_gamma_ratio` takes b > 1: from half one step of Gamma(x + 1) = x Gamma(x) in both.
+    above = half + 1
+    return log_gamma_ratio(0.5, above) + 0.5 * jnp.log1p(1 / half) - jnp.log1p(0.5 / half)
+
+
+def _second_moment(y: Array, marginals: Marginals | JointMarginals) -> Array:
+    return (y - marginals.mean[0]) ** 2 + marginals.variance[0]
+
+
+def _trapezoid(dtype: jnp.dtype) -> Points:
+    """Nodes of a standard normal at steps of 0.1, or 0.2 in single precision: error of order exp(-2 pi a / step).
+
+    a is the distance s nu^1/2 of the singularities of log t, in standard deviations of f.
+    """
+    nodes = np.linspace(-8.5, 8.5, 171) if dtype == jnp.float64 else np.linspace(-5.6, 5.6, 57)
+    weights = np.exp(-0.5 * nodes**2)
+    return Points(jnp.asarray(nodes[:, None], dtype), jnp.asarray(weights / weights.sum(), dtype))
+
+
+def _gamma_nodes(dof: Array, count: int) -> tuple[Array, Array]:
+    """Weights and nodes omega of Gamma(nu / 2, nu / 2): the trapezoidal rule on u = log omega.
+
+    The density of u is proportional to exp(nu / 2 (u - e^u)), which ends NEGLIGIBLE nats below its mode at u = 0.
+    """
+    drop = 2 * NEGLIGIBLE / dof
+
+    def height(u: Array) -> Array:
+        return jnp.expm1(u) - u
+
+    # Newton's iteration on a convex function from bounds of its two roots: it comes from outside and stays there.
+    low = -jnp.minimum(drop + 1, drop / 3 + jnp.sqrt(drop**2 / 9 + 2 * drop))
+    high = jnp.log1p(jnp.sqrt(2 * drop) + drop)
+    for _ in range(6):
+        low = low - (height(low) - drop) / jnp.expm1(low)
+        high = high - (height(high) - drop) / jnp.expm1(high)
+    u = jnp.linspace(low, high, count)
+    return jax.nn.softmax(-0.5 * dof * height(u)), jnp.exp(u)
