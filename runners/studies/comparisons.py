@@ -81,7 +81,7 @@ def _learners(suffix: str = "", **settings: Any) -> Iterable[Method]:
     for name in ("prototypical", "matching", "relation", "feature-transfer", "baseline++"):
         yield Method(f"{name}{suffix}", changes={"learner": name}, settings=settings)
     one_step = {"learner.inner_steps": 1, "learner.inner_rate": 0.1}
-    for name in ("maml", "first-order-maml"):
+    for name in ("maml", "first-order-maml", "bayesian-maml", "chaser", "abml"):
         yield Method(f"{name}{suffix}", changes={"learner": name, "tasks_per_step": 4}, settings=one_step | settings)
 
 
