@@ -51,7 +51,7 @@ def main() -> None:
     (out / "record.md").write_text(page + "\n")
 
 
-def measured(arguments: argparse.Namespace, splits: Splits, given: dict[str, Any]) -> dict[str, Any]:
+def measured(arguments: argparse.Namespace, splits: Splits, given: dict[str, object]) -> dict[str, object]:
     """Every run's scores on validation classes, and the augmentation of the largest mean accuracy."""
     splits = without_test(splits)
     runs = {
@@ -75,8 +75,8 @@ def without_test(splits: Splits) -> Splits:
 
 
 def scored(
-    arguments: argparse.Namespace, splits: Splits, augmentation: str, seed: int, given: dict[str, Any]
-) -> dict[str, Any]:
+    arguments: argparse.Namespace, splits: Splits, augmentation: str, seed: int, given: dict[str, object]
+) -> dict[str, object]:
     """One run on fresh validation episodes: accuracy by episode with its classes, NLL, ECE, training failures."""
     path = Path(arguments.out) / f"{augmentation}-{seed}"
     asked = RunConfig(
@@ -112,7 +112,7 @@ def validation_episodes(dataset: Dataset, shape: Shape, count: int) -> Any:
     return draw_episodes(FRESH_SEED, "validation", dataset, shape, count)
 
 
-def row_of(name: str, runs: list[dict[str, Any]], first: list[dict[str, Any]]) -> dict[str, Any]:
+def row_of(name: str, runs: list[dict[str, object]], first: list[dict[str, object]]) -> dict[str, object]:
     """Means over the runs, each run's own numbers, and how many points more than the first augmentation has."""
     gain = np.mean([own["episodes"] - other["episodes"] for own, other in zip(runs, first, strict=True)], axis=0)
     interval = interval_over_classes(gain, runs[0]["classes"])
@@ -128,7 +128,7 @@ def row_of(name: str, runs: list[dict[str, Any]], first: list[dict[str, Any]]) -
     }
 
 
-def page_of(record: dict[str, Any]) -> str:
+def page_of(record: dict[str, object]) -> str:
     """The record as Markdown."""
     config, classes = record["config"], record["validation_classes"]
     title = (
@@ -145,7 +145,7 @@ def page_of(record: dict[str, Any]) -> str:
     )
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def cells(row: dict[str, object]) -> list[str]:
     """Under HEADER."""
     bounds = row["gain_over_classes"]
     return [

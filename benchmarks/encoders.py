@@ -151,7 +151,7 @@ def tempered(probabilities: np.ndarray, temperature: float) -> np.ndarray:
     return p / p.sum(-1, keepdims=True)
 
 
-def compare(name: str, encoder: Any, methods: dict[str, Any], arguments: argparse.Namespace) -> str:
+def compare(name: str, encoder: Any, methods: dict[str, object], arguments: argparse.Namespace) -> str:
     """A row for each method and number of labelled pictures."""
     some, labels = pictures(name, arguments.images, arguments.data_root)
     features = FeatureCache().encode(encoder, some)

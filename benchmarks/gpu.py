@@ -71,9 +71,9 @@ QUICK = Sizes((16, 16, 1), 4, (2,), 6, 0.1, 256, 1 << 18, 100_000, (16, 16, 1), 
 def main() -> None:
     arguments = parse()
     sizes, end = (QUICK if arguments.quick else Sizes()), time.monotonic() + arguments.seconds
-    results: dict[str, Any] = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
+    results: dict[str, object] = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
     print(f"{results['device']}, jax {jax.__version__}", flush=True)
-    sections: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    sections: dict[str, Callable[[], Iterator[dict[str, object]]]] = {
         "correct": partial(correctness, sizes),
         "peaks": partial(peaks, sizes),
         "training": lambda: training(sizes, results["peaks"][0]),
@@ -126,7 +126,7 @@ def program(shape: tuple[int, int, int], width: int, tasks: int, precision: str,
     return made, compiled, time.perf_counter() - start
 
 
-def correctness(sizes: Sizes) -> Iterator[dict[str, Any]]:
+def correctness(sizes: Sizes) -> Iterator[dict[str, object]]:
     """Losses of the first steps here, in one dispatch, and on the CPU, in float32 and one by one."""
     expected = []
     with jax.default_device(jax.devices("cpu")[0]):
@@ -142,7 +142,7 @@ def correctness(sizes: Sizes) -> Iterator[dict[str, Any]]:
         yield {"precision": precision, "relative error of losses": error, "agrees": error < TOLERANCE[precision]}
 
 
-def peaks(sizes: Sizes) -> Iterator[dict[str, Any]]:
+def peaks(sizes: Sizes) -> Iterator[dict[str, object]]:
     """Operations a second in products of each precision, and bytes a second of a triad."""
     square = jnp.ones((sizes.matrix, sizes.matrix))
     modes = {
@@ -161,7 +161,7 @@ def peaks(sizes: Sizes) -> Iterator[dict[str, Any]]:
     yield row
 
 
-def training(sizes: Sizes, peak: dict[str, float]) -> Iterator[dict[str, Any]]:
+def training(sizes: Sizes, peak: dict[str, float]) -> Iterator[dict[str, object]]:
     """Episodes a second by precision and tasks a step; the default precision comes first."""
     default, *others = sizes.precisions
     cells = [(default, tasks) for tasks in sizes.tasks]
@@ -216,7 +216,7 @@ def seconds_of(run: Callable[[], Any], least: float) -> float:
     return (time.perf_counter() - start) / min(repeats, 1000)
 
 
-def between(sizes: Sizes) -> Iterator[dict[str, Any]]:
+def between(sizes: Sizes) -> Iterator[dict[str, object]]:
     """Parts of a step of the first number of tasks: one convolution's gradients, and the inner loop's algebra."""
     tasks, (height, columns, _) = sizes.tasks[0], sizes.shape
     x = jax.random.normal(jax.random.key(0), (tasks * IMAGES, height // 2, columns // 2, sizes.width))
@@ -244,7 +244,7 @@ def between(sizes: Sizes) -> Iterator[dict[str, Any]]:
         yield {"part": f"{name} of {tasks} tasks ({INNER_STEPS} inner steps)", "ms": took}
 
 
-def polya_gamma(sizes: Sizes) -> Iterator[dict[str, Any]]:
+def polya_gamma(sizes: Sizes) -> Iterator[dict[str, object]]:
     """PG(1, z) with z ~ N(0, 4)."""
     z = 2 * jax.random.normal(jax.random.key(0), (sizes.draws,))
     keys = iter(jax.random.split(jax.random.key(1), 2000))
@@ -253,7 +253,7 @@ def polya_gamma(sizes: Sizes) -> Iterator[dict[str, Any]]:
     yield {"million draws a second": 1e-6 * sizes.draws / took}
 
 
-def omniglot(data_root: str | None, episodes: int) -> Iterator[dict[str, Any]]:
+def omniglot(data_root: str | None, episodes: int) -> Iterator[dict[str, object]]:
     """A complete run, 5-way 1-shot and 4 tasks a step, rendering no glyphs: training, validations and test."""
     if data_root is None:
         return
@@ -276,7 +276,7 @@ def omniglot(data_root: str | None, episodes: int) -> Iterator[dict[str, Any]]:
     yield {"episodes": episodes, "minutes": took / 60, **kept}
 
 
-def summary(results: dict[str, Any]) -> str:
+def summary(results: dict[str, object]) -> str:
     """The short table."""
     lines = []
     for row in results["correct"]:

@@ -63,7 +63,7 @@ def main() -> None:
         effort = effort._replace(gibbs=(*effort.gibbs[:2], arguments.sweeps))
     parts = [f"# Posteriors of every inference against NUTS\n\n`{command()}` wrote this page.\n\n{notes(effort)}"]
     for name, task in tasks(arguments).items():
-        lines: list[dict[str, Any]] = []
+        lines: list[dict[str, object]] = []
         remarks: list[str] = []
         for likelihood in arguments.likelihood or NAMES:
             rows, said = compare(arguments.seed, likelihood, task, effort)
@@ -107,7 +107,7 @@ def random_task(seed: int, classes: int, shots: int, queries: int = 15, features
     return LabelledTask(prior, jnp.asarray(y), between, y_query)
 
 
-def compare(seed: int, name: str, task: LabelledTask, effort: Effort) -> tuple[list[dict[str, Any]], list[str]]:
+def compare(seed: int, name: str, task: LabelledTask, effort: Effort) -> tuple[list[dict[str, object]], list[str]]:
     """Rows of one likelihood, and what is to be said about them."""
     likelihood = LIKELIHOODS[name]()
     task = task.under(likelihood)
@@ -153,7 +153,7 @@ def run_gibbs(key: jax.Array, likelihood: AugmentedLikelihood, task: LabelledTas
     """Gibbs sampling that has run."""
     count, warmup, draws = effort.gibbs
     kernel = GibbsKernel(task.prior, likelihood, task.y)
-    settings: dict[str, Any] = {"num_warmup": warmup, "num_samples": draws, "num_chains": count}
+    settings: dict[str, object] = {"num_warmup": warmup, "num_samples": draws, "num_chains": count}
     mcmc = MCMC(kernel, chain_method="vectorized", progress_bar=False, **settings)
     mcmc.run(key)
     return mcmc
@@ -166,7 +166,7 @@ def sampled(
     likelihood: Likelihood,
     task: LabelledTask,
     effort: Effort,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[Any, dict[str, object]]:
     """Summary of f by a sampler, and its row; seconds with compilation."""
     start = time.perf_counter()
     mcmc = sampler(key, likelihood, task, effort)
@@ -190,7 +190,7 @@ def agreement(drawn: Any, reference: Any) -> str:
     return f"Gibbs against NUTS, largest of {count} differences {largest:.2f} standard errors, {verdict}; {worst}"
 
 
-def kernels(likelihood: Likelihood) -> dict[str, Any]:
+def kernels(likelihood: Likelihood) -> dict[str, object]:
     """Variational methods of a likelihood."""
     found = {"cvi": cvi(likelihood), "cvi, block": cvi(likelihood, sites=BlockSites)}
     if isinstance(likelihood, AugmentedLikelihood):
@@ -209,7 +209,7 @@ def variational(
     effort: Effort,
     evidence: Estimate,
     reference: Any,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The row of a fit to tolerance."""
     fit_key, bound_key, predict_key = keys
 
@@ -244,7 +244,7 @@ def variational(
     }
 
 
-def progress(name: str, row: dict[str, Any]) -> dict[str, Any]:
+def progress(name: str, row: dict[str, object]) -> dict[str, object]:
     """The row with its likelihood; a line to standard error."""
     found = {"likelihood": name, **row}
     print(" | ".join(cells(found)), file=sys.stderr, flush=True)
@@ -258,7 +258,7 @@ def clock(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def cells(row: dict[str, object]) -> list[str]:
     """A row in words; a sampler has no bound."""
     ends = [f"{row['nll']:.4f}", f"{row['seconds']:.3g}"]
     if "bound" not in row:
@@ -290,7 +290,7 @@ def notes(effort: Effort) -> str:
     )
 
 
-def markdown(rows: list[dict[str, Any]]) -> str:
+def markdown(rows: list[dict[str, object]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(row) + " |" for row in [HEADER, ["---"] * len(HEADER), *map(cells, rows)])
 

@@ -11,7 +11,6 @@ import argparse
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +58,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def compare(name: str, number: int, fold: uci.Fold, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def compare(name: str, number: int, fold: uci.Fold, arguments: argparse.Namespace) -> list[dict[str, object]]:
     """Three rows for one fold."""
     found = []
     for method in (least_squares, exact, sparse_process):
@@ -136,7 +135,7 @@ def sparse_process(fold: uci.Fold, arguments: argparse.Namespace) -> tuple[int, 
     return len(y), found.noisy(jnp.exp(state.parameters.log_noise))
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, object]]) -> str:
     """Markdown of all rows."""
     lines = [HEADER, ["---"] * len(HEADER)]
     for row in rows:

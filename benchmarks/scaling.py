@@ -53,7 +53,7 @@ TABLES: dict[str, tuple[str, Sequence[Case], Sequence[str]]] = {
 
 def main() -> None:
     arguments = parse()
-    results: list[dict[str, Any]] = []
+    results: list[dict[str, object]] = []
     for title in [title for title in TABLES if title.startswith(arguments.only)]:
         varied, cases, methods = TABLES[title]
         kept = [case for case in cases if case.points * case.tasks * case.way <= arguments.limit]
@@ -65,9 +65,9 @@ def main() -> None:
             Path(arguments.json).write_text(json.dumps(results, indent=2) + "\n")
 
 
-def measured(name: str, varied: str, cases: Sequence[Case], repeats: int) -> list[dict[str, Any]]:
+def measured(name: str, varied: str, cases: Sequence[Case], repeats: int) -> list[dict[str, object]]:
     """One row a case: time, memory, and the exponent of the growth since the case before."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     for case in cases:
         compiled, inputs = program(name, case)
         milliseconds = by_turns({"run": partial(compiled, *inputs)}, repeats)["run"].minimum
@@ -108,7 +108,7 @@ def method(name: str, chains: int) -> Method:
     }[name]
 
 
-def report(varied: str, rows: Sequence[dict[str, Any]]) -> str:
+def report(varied: str, rows: Sequence[dict[str, object]]) -> str:
     lines = []
     for row in rows:
         exponent = f"{row['exponent']:.1f}" if "exponent" in row else "-"

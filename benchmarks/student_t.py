@@ -87,7 +87,7 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def compare(name: str, fold: uci.Fold, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def compare(name: str, fold: uci.Fold, arguments: argparse.Namespace) -> list[dict[str, object]]:
     """One row for each method on one fold, and the Gaussian process."""
     problem = prepare(fold, arguments)
     found = []
@@ -101,7 +101,7 @@ def compare(name: str, fold: uci.Fold, arguments: argparse.Namespace) -> list[di
     return [*found, {"data": name, "method": "gaussian process", "rate": 0.1, **gaussian}]
 
 
-def final_loss(row: dict[str, Any]) -> float:
+def final_loss(row: dict[str, object]) -> float:
     """What methods and rates are ranked by; a run that diverged comes last."""
     loss = row["curve"][-1]["loss"]
     return loss if math.isfinite(loss) else math.inf
@@ -164,7 +164,7 @@ def measured(look: Callable[[Any], tuple[jax.Array, ...]], problem: Problem, sta
     return {"loss": float(-bound / len(problem.y)), "mse": float(mse), "nll": float(-jnp.mean(log_density))}
 
 
-def race(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, Any]:
+def race(contestant: Contestant, arguments: argparse.Namespace) -> dict[str, object]:
     """The curve over training seconds, measured at least twenty times; compiled first."""
     state = contestant.start
     jax.block_until_ready(contestant.advance(jax.random.key(arguments.seed), state))
@@ -190,7 +190,7 @@ def at(curve: list[dict[str, float]], share: float) -> dict[str, float]:
     return [point for point in curve if point["seconds"] <= limit][-1]
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def table(rows: list[dict[str, object]]) -> str:
     """Markdown of all rows."""
     lines = [HEADER, ["---"] * len(HEADER)]
     for row in rows:

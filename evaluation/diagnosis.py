@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from fewshot.inference.inner import exact
 from fewshot.inference.inner.base import MAX_STEPS, Info, fit, fit_pooled
 from fewshot.inference.mcmc import GibbsKernel, nuts
 from fewshot.learners import GaussianProcess
-from fewshot.models.gaussian import GaussianPrior, Query
+from fewshot.models.gaussian import GaussianPrior, Posterior, Query
 from fewshot.models.likelihoods.base import AugmentedLikelihood, GaussianLikelihood, Likelihood
 from fewshot.tasks import Dataset
 
@@ -50,8 +50,8 @@ class LabelledTask:
 class Found(NamedTuple):
     """What one method found: ArviZ data, summary of f, PSIS-LOO, k-hat (None for samplers), p(y_* | data) [Q, C]."""
 
-    data: Any
-    summary: Any
+    data: diagnostics.ArvizData
+    summary: diagnostics.Table
     loo: diagnostics.LeaveOneOut
     pareto_k: float | None
     probabilities: np.ndarray
@@ -74,7 +74,7 @@ def labelled_task(learner: GaussianProcess, dataset: Dataset, episodes: Episodes
 
 def found(
     key: Key[Array, ""],
-    source: Any,
+    source: Posterior | MCMC,
     likelihood: Likelihood,
     task: LabelledTask,
     draws: int,
@@ -133,7 +133,7 @@ def under_likelihood(key: Key[Array, ""], likelihood: Likelihood, task: Labelled
     run_key, data_key = jax.random.split(key)
     if isinstance(likelihood, GaussianLikelihood):
         kernel = exact(likelihood)
-        source: Any = kernel.posterior(kernel.init(run_key, task.prior, task.y, None), task.prior)
+        source: Posterior | MCMC = kernel.posterior(kernel.init(run_key, task.prior, task.y, None), task.prior)
         name = "exact"
     elif isinstance(likelihood, AugmentedLikelihood):
         source, name = run_gibbs(run_key, likelihood, task, draws), "gibbs"

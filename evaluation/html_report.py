@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -12,11 +12,12 @@ from fewshot.evaluation import metrics, plots, tables
 from fewshot.evaluation.calibration_error import ERRORS
 from fewshot.evaluation.episodes import Episodes
 from fewshot.evaluation.figures import Figure
+from fewshot.evaluation.metrics import Metrics
 from fewshot.evaluation.out_of_episode import OutOfEpisode
 from fewshot.evaluation.predictions import confidence_and_right
 from fewshot.evaluation.report import Section, Table, page
 from fewshot.evaluation.resampling import Interval, plain_interval, reliability
-from fewshot.evaluation.scoring import Scores
+from fewshot.evaluation.scoring import Scores, Summary
 from fewshot.evaluation.text import format_percent
 from fewshot.tasks import Dataset, Splits
 
@@ -39,7 +40,7 @@ class Row(NamedTuple):
     """One way to turn latents into probabilities: the predictions, all metrics with intervals, its temperatures."""
 
     scores: Scores
-    summary: dict[str, Any]
+    summary: Summary
     temperatures: dict[str, float]
 
 
@@ -63,9 +64,9 @@ class Assessment(NamedTuple):
     rows: dict[str, Row]
     shown: np.ndarray
     over_classes: dict[str, Interval]
-    severities: dict[int, dict[str, Any]]
+    severities: dict[int, Metrics]
     out_of_episode: OutOfEpisode | None
-    same_features: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
+    same_features: Mapping[str, Metrics] = MappingProxyType({})
 
     @property
     def heading(self) -> str:
@@ -89,8 +90,7 @@ class Assessment(NamedTuple):
         """What rules that learn nothing reach on the features of the run; empty where it has none."""
         if not self.same_features:
             return ""
-        each = [f"{name} {format_percent(row['accuracy'] or 0.0, row['accuracy_ci95'])}" for name, row in
-                self.same_features.items()]  # fmt: skip
+        each = [tables.named_accuracy(name, row) for name, row in self.same_features.items()]
         return (
             f"On the same features of the same episodes, without the run's own classifier: {', '.join(each)}. What "
             "exceeds them is due to the classifier, the rest to the features."
@@ -102,14 +102,14 @@ class Assessment(NamedTuple):
         return tables.temperature_note(self.temperature, self.episodes.shape, held_out=self.held_out)
 
 
-def page_of(found: Assessment, records: Sequence[Mapping[str, Any]], provenance: str) -> str:
+def page_of(found: Assessment, records: Sequence[Mapping[str, object]], provenance: str) -> str:
     """The whole file as a text; records are the rows of the run's metrics.jsonl, provenance its last section."""
     shape = found.episodes.shape
     title = f"{found.splits.name}, {shape.way}-way {shape.shot}-shot: {found.run}"
     return page(title, list(_sections(found, records, provenance)))
 
 
-def _sections(found: Assessment, records: Sequence[Mapping[str, Any]], provenance: str) -> Iterator[Section]:
+def _sections(found: Assessment, records: Sequence[Mapping[str, object]], provenance: str) -> Iterator[Section]:
     yield _scores(found)
     yield _calibration(found)
     yield _selective(found)
@@ -144,22 +144,23 @@ def _scores(found: Assessment) -> Section:
     return Section("Scores", notes, [Table(header, rows)])
 
 
-def _score_cells(summary: dict[str, Any]) -> list[str]:
-    cells = [format_percent(summary["accuracy"], summary["accuracy_ci95"])]
-    cells.append(format_percent(summary["accuracy_std_batches"]))
+def _score_cells(summary: Summary) -> list[str]:
+    values = summary.metrics
+    cells = [format_percent(values["accuracy"], values["accuracy_ci95"])]
+    cells.append(format_percent(values["accuracy_std_batches"]))
     for name in ("nll", "brier", "ece", "ece_debiased"):
-        bounds = summary["intervals"][name]
-        cells.append(tables.number(summary[name]) + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else ""))
-    return cells + [tables.number(summary[name]) for name in ("aurc", "auroc")]
+        bounds = summary.intervals[name]
+        cells.append(tables.number(values[name]) + (f" [{bounds[0]:.3f}, {bounds[1]:.3f}]" if bounds else ""))
+    return cells + [tables.number(values[name]) for name in ("aurc", "auroc")]
 
 
 def _calibration(found: Assessment) -> Section:
     """Every calibration error beside what chance gives, the terms of the Brier score, and reliability diagrams."""
     header = ["error (by chance: mean, 95%)", *found.rows]
-    rows = [[NAMES[name], *(_error_cell(row.summary, name) for row in found.rows.values())] for name in ERRORS]
-    inside = ("yes" if row.summary["ece_within_band"] else "no" for row in found.rows.values())
+    rows = [[NAMES[name], *(_error_cell(row.summary.metrics, name) for row in found.rows.values())] for name in ERRORS]
+    inside = ("yes" if row.summary.metrics["ece_within_band"] else "no" for row in found.rows.values())
     terms = ("reliability", "resolution", "uncertainty", "within bins")
-    brier = [[name, *(_term(row.summary, term) for term in terms)] for name, row in found.rows.items()]
+    brier = [[name, *(_term(row.summary.metrics, term) for term in terms)] for name, row in found.rows.items()]
     figures = {
         name: plots.reliability_diagram(
             reliability(np.random.default_rng(0), row.scores.probabilities, row.scores.labels)
@@ -176,13 +177,13 @@ def _calibration(found: Assessment) -> Section:
     return Section("Calibration", notes, tabled, figures)
 
 
-def _error_cell(summary: dict[str, Any], name: str) -> str:
-    value, floor, quantile = (tables.number(summary[f"{name}{end}"]) for end in ("", "_floor", "_floor_q95"))
+def _error_cell(found: Metrics, name: str) -> str:
+    value, floor, quantile = (tables.number(found[f"{name}{end}"]) for end in ("", "_floor", "_floor_q95"))
     return f"{value} ({floor}, {quantile})"
 
 
-def _term(summary: dict[str, Any], term: str) -> str:
-    return tables.number(summary[f"brier_{term.replace(' ', '_')}"])
+def _term(found: Metrics, term: str) -> str:
+    return tables.number(found[f"brier_{term.replace(' ', '_')}"])
 
 
 def _selective(found: Assessment) -> Section:
@@ -232,7 +233,9 @@ def _robustness(found: Assessment) -> Section:
         [str(severity), format_percent(row["accuracy"], row["accuracy_ci95"]), tables.number(row["brier"])]
         for severity, row in found.severities.items()
     ]
-    points = {severity: (row["accuracy"], row["accuracy_ci95"] or 0.0) for severity, row in found.severities.items()}
+    points = {
+        severity: (row["accuracy"] or 0.0, row["accuracy_ci95"] or 0.0) for severity, row in found.severities.items()
+    }
     figure = plots.accuracy_by_severity(points, name, 1 / found.episodes.shape.way)
     return Section(
         "Robustness",

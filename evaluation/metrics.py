@@ -3,7 +3,7 @@
 Predictions are probabilities [E, Q, C] and labels [E, Q], as evaluation.predictions says.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jax import Array
@@ -18,6 +18,8 @@ from fewshot.evaluation.predictions import Labels, Probabilities, checked, confi
 from fewshot.evaluation.resampling import Interval, bootstrap, floors
 
 NORMAL_95 = 1.959963984540054
+Metric: TypeAlias = float | int | bool | None  # None: undefined, as the interval of one episode
+Metrics: TypeAlias = dict[str, Metric]  # by the names of the evaluation's JSON file
 
 
 class RiskCoverage(NamedTuple):
@@ -118,9 +120,7 @@ def aurc(probabilities: Probabilities, labels: Labels) -> float:
     return float(risk_coverage(probabilities, labels).risk.mean())
 
 
-def summarise(
-    rng: np.random.Generator, probabilities: Probabilities, labels: Labels, *, batches: int = 5
-) -> dict[str, float | int | bool | None]:
+def summarise(rng: np.random.Generator, probabilities: Probabilities, labels: Labels, *, batches: int = 5) -> Metrics:
     """All metrics under the names of the evaluation's JSON file; one that is undefined (nan) is None.
 
     For each calibration error x, `x_floor` is the mean of its floor and `x_floor_q95` its 95% quantile;

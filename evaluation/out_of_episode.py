@@ -14,27 +14,37 @@ Letters: C classes, Q own queries, O queries of other classes, M components of a
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import entr, rel_entr
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from fewshot.evaluation.episodes import Episodes, Shape, draw_episodes
 from fewshot.evaluation.metrics import auroc
 from fewshot.evaluation.resampling import Interval, bootstrap, plain_interval
 from fewshot.evaluation.scoring import EmbeddedEpisode, failures, in_blocks
+from fewshot.evaluation.text import Json
 from fewshot.inference.inner.base import Code
 from fewshot.inference.predictive import draws_of_each, predict_marginals
 from fewshot.learners.base import LatentLearner, Learner
 from fewshot.models.expectations import MonteCarlo, expect
-from fewshot.models.gaussian import JointMarginals, Marginals, Query
+from fewshot.models.gaussian import AnyMarginals, Query
 from fewshot.models.likelihoods.base import Likelihood, log_densities
 from fewshot.tasks import Dataset
 
 DRAWS = 512
+
+
+@runtime_checkable
+class PredictsLatents(Protocol):
+    """A fitted q(f)."""
+
+    def predict(self, query: Query) -> AnyMarginals:
+        """Marginals of the latent functions at queries; those of a mixture have a leading axis."""
+        ...
 
 
 class DetectionScores(NamedTuple):
@@ -66,7 +76,7 @@ class OutOfEpisode(NamedTuple):
     failures: dict[str, int]
     classes: int
 
-    def plain_areas(self) -> dict[str, dict[str, Any]]:
+    def plain_areas(self) -> dict[str, Json]:
         """By score its AUROC and the interval, for a JSON file."""
         return {
             name: {"auroc": one.auroc, "auroc_interval": plain_interval(one.interval)}
@@ -75,7 +85,7 @@ class OutOfEpisode(NamedTuple):
 
 
 def detection_scores(
-    key: Key[Array, ""], likelihood: Likelihood, posterior: Any, query: Query, draws: int = DRAWS
+    key: Key[Array, ""], likelihood: Likelihood, posterior: PredictsLatents, query: Query, draws: int = DRAWS
 ) -> DetectionScores:
     """Scores of Q queries under a fitted q(f). Draws are shared by all queries, so none depends on another."""
     predict_key, draw_key = jax.random.split(key)
@@ -89,7 +99,7 @@ def detection_scores(
     )
 
 
-def scores_of(key: Key[Array, ""], learner: Learner, state: Any, query: Array) -> DetectionScores:
+def scores_of(key: Key[Array, ""], learner: Learner, state: PyTree, query: Array) -> DetectionScores:
     """Scores of Q queries by a learner that was fitted to a task."""
     if isinstance(learner, LatentLearner):
         return detection_scores(key, learner.likelihood, state.posterior, learner.latent_query(state, query))
@@ -103,7 +113,7 @@ def entropy(probabilities: Float[Array, "*rest C"]) -> Float[Array, "*rest"]:
 
 
 def mutual_information(
-    key: Key[Array, ""], likelihood: Likelihood, marginals: Marginals | JointMarginals, draws: int = DRAWS
+    key: Key[Array, ""], likelihood: Likelihood, marginals: AnyMarginals, draws: int = DRAWS
 ) -> Float[Array, " Q"]:
     """I(label; f) at every query from the marginals of q; those of a mixture have a leading axis over its components.
 
@@ -118,7 +128,7 @@ def mutual_information(
         return jax.nn.softmax(log_densities(likelihood, f), axis=0).T
 
     def average(function: Callable[[Array], Array]) -> Array:
-        def of_component(one: Array, component: Any) -> Array:
+        def of_component(one: Array, component: AnyMarginals) -> Array:
             return expect(function, component, rule.points(one, classes, component.mean.dtype))
 
         return jnp.mean(jax.vmap(of_component)(keys, components), axis=0)
@@ -128,7 +138,7 @@ def mutual_information(
     return average(lambda f: jnp.sum(rel_entr(given(f), mean), axis=1))
 
 
-def _components(marginals: Any) -> Any:
+def _components(marginals: AnyMarginals) -> AnyMarginals:
     """The marginals with an axis over the components of a mixture, of one if there is no other."""
     return marginals if marginals.mean.ndim == 3 else jax.tree.map(lambda array: array[None], marginals)
 

@@ -5,7 +5,7 @@ matplotlib is imported inside the functions: it costs a second, and training doe
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
@@ -108,7 +108,7 @@ def accuracy_by_severity(rows: Mapping[int, tuple[float, float]], name: str, cha
     return figure
 
 
-def learning_curve(records: Sequence[Mapping[str, Any]]) -> Figure:
+def learning_curve(records: Sequence[Mapping[str, object]]) -> Figure:
     """Training objective, validation accuracy and NLL, and the output scale against episodes, from metrics.jsonl."""
     panels = {
         "objective": "objective, nats a point",

@@ -6,6 +6,7 @@ from jaxtyping import PRNGKeyArray
 
 from fewshot.evaluation import metrics
 from fewshot.evaluation.episodes import SPLITS, Episodes
+from fewshot.evaluation.metrics import Metrics
 from fewshot.evaluation.scoring import embed, score
 from fewshot.learners import Learner
 from fewshot.tasks import DataError, Dataset
@@ -34,7 +35,7 @@ def corruption_key(seed: int) -> PRNGKeyArray:
 
 def by_severity(
     learner: Learner, temperature: float, corruption: str, seed: int, clean: Dataset, episodes: Episodes
-) -> dict[int, dict[str, float | None]]:
+) -> dict[int, Metrics]:
     """Accuracy, its interval and the Brier score on the same episodes at every severity, 0 for clean images."""
     images = {0: clean} | {severity: corrupted(corruption, seed, clean, severity) for severity in SEVERITIES}
     found = {}

@@ -8,21 +8,23 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, Shaped
+from jaxtyping import Array, Int, Key, PyTree, Shaped
 
 from fewshot import tasks
 from fewshot.evaluation import metrics
 from fewshot.evaluation.calibration import fit_temperature, for_new_classes
 from fewshot.evaluation.episodes import Episodes
+from fewshot.evaluation.metrics import Metrics
 from fewshot.evaluation.resampling import plain_interval
+from fewshot.evaluation.text import Json
 from fewshot.inference.inner.base import Code
 from fewshot.inference.predictive import predict
-from fewshot.learners.base import Learner, apply, solve
+from fewshot.learners.base import LatentLearner, Learner, apply, solve
 from fewshot.learners.task_temperature import FOLDS, SPREAD, TemperatureMixture, single, task_temperature
 from fewshot.tasks import Dataset, TaskIndices
 
@@ -50,7 +52,7 @@ class Scores(NamedTuple):
         """Episodes by result code, those that went well left out."""
         return failures(self.codes)
 
-    def accuracies(self) -> dict[str, float | None]:
+    def accuracies(self) -> Metrics:
         """Accuracy and its interval alone (None of one episode), for predictions without meaningful probabilities."""
         half_width = metrics.accuracy_ci95(self.probabilities, self.labels)
         return {
@@ -58,16 +60,27 @@ class Scores(NamedTuple):
             "accuracy_ci95": half_width if np.isfinite(half_width) else None,
         }
 
-    def summary(self, batches: int = 5) -> dict[str, Any]:
+    def summary(self, batches: int = BATCHES) -> Metrics:
         """All metrics, with a fixed random generator for the floor of the ECE."""
         return metrics.summarise(np.random.default_rng(0), self.probabilities, self.labels, batches=batches)
 
 
-def summary_with_intervals(scores: Scores, batches: int) -> dict[str, Any]:
+class Summary(NamedTuple):
+    """All metrics by name, and the 95% intervals of those that have one; None of one episode."""
+
+    metrics: Metrics
+    intervals: dict[str, list[float] | None]
+
+    def to_json(self) -> dict[str, Json]:
+        """What a JSON file holds: the metrics, and the intervals beside them."""
+        return {**self.metrics, "intervals": self.intervals}
+
+
+def summary_with_intervals(scores: Scores, batches: int) -> Summary:
     """All metrics with their intervals; 0 batches stand for BATCHES, or as many as there are episodes."""
     found = metrics.intervals(np.random.default_rng(0), scores.probabilities, scores.labels)
     plain = {name: plain_interval(interval) for name, interval in found.items()}
-    return {**scores.summary(batches or min(BATCHES, len(scores.labels))), "intervals": plain}
+    return Summary(scores.summary(batches or min(BATCHES, len(scores.labels))), plain)
 
 
 class EmbeddedEpisode(NamedTuple):
@@ -80,7 +93,7 @@ class EmbeddedEpisode(NamedTuple):
 
 
 # What is asked of one episode: (learner, classes, key, episode, ...) -> arrays.
-Question = Callable[..., Any]
+Question = Callable[..., PyTree]
 
 
 def failures(codes: Int[np.ndarray, " E"]) -> dict[str, int]:
@@ -141,7 +154,7 @@ def _solved(learner: Learner, classes: int, key: Key[Array, ""], episode: Embedd
 
 
 def _solved_at(
-    learner: Any, classes: int, key: Key[Array, ""], episode: EmbeddedEpisode, temperature: Array
+    learner: LatentLearner, classes: int, key: Key[Array, ""], episode: EmbeddedEpisode, temperature: Array
 ) -> tuple[Array, Array]:
     """The same from f / temperature."""
     fit_key, predict_key = jax.random.split(key)
@@ -156,8 +169,8 @@ def in_blocks(
     features: Shaped[Array | np.ndarray, "I ..."],
     episodes: Episodes,
     block: int | None,
-    *given: Any,
-) -> Any:
+    *given: PyTree,
+) -> PyTree:
     """Leaves [E, ...] of question(learner, classes, key, episode, *given) over all episodes, on the host.
 
     `block` episodes at a time, compiled once; a learner that JAX cannot trace answers them one by one.
@@ -172,7 +185,7 @@ def in_blocks(
     if not learner.traits.traceable:
         size = 1
 
-    def answer(first: int) -> Any:
+    def answer(first: int) -> PyTree:
         part, keys = rows((positions, episodes.keys), first, size)
         return apply(_block, learner, (question, way), keys, _embedded(inputs, part), given)
 
@@ -186,7 +199,7 @@ def _embedded(inputs: np.ndarray, part: TaskIndices) -> EmbeddedEpisode:
 
 def _block(
     learner: Learner, question: Question, classes: int, keys: Array, episodes: EmbeddedEpisode, given: tuple
-) -> Any:
+) -> PyTree:
     """The answers [B, ...] of a block of episodes."""
     if learner.traits.traceable:
         return jax.vmap(lambda key, episode: question(learner, classes, key, episode, *given))(keys, episodes)
@@ -250,6 +263,6 @@ def _chance_where_failed(probabilities: np.ndarray, codes: np.ndarray) -> tuple[
     return np.where(failed[:, None, None], even, probabilities), np.where(failed, Code.NON_FINITE, codes)
 
 
-def rows(tree: Any, start: int, count: int) -> Any:
+def rows(tree: PyTree, start: int, count: int) -> PyTree:
     """Rows start..start + count - 1 of every array; beyond the end the last one is repeated."""
     return jax.tree.map(lambda array: array[np.minimum(np.arange(start, start + count), len(array) - 1)], tree)

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from fewshot.evaluation.episodes import Shape
+from fewshot.evaluation.metrics import Metric, Metrics
 from fewshot.evaluation.out_of_episode import Detection
 from fewshot.evaluation.scoring import WARNINGS
 from fewshot.evaluation.text import format_percent, format_table
@@ -25,7 +25,7 @@ def heading(dataset: str, trained_on: str, shape: Shape, episodes: int, classes:
     )
 
 
-def metrics_table(results: Mapping[str, Mapping[str, Any]]) -> str:
+def metrics_table(results: Mapping[str, Metrics]) -> str:
     """A row per model: accuracy with its 95% interval, NLL, Brier, ECE beside what chance alone gives; and a legend."""
     header = ["", "accuracy", "NLL", "Brier", "ECE", "ECE debiased", "by chance", "95% of chance", "chance explains it"]
     return format_table(header, [[name, *_cells(row)] for name, row in results.items()]) + f"\n{LEGEND}"
@@ -75,13 +75,19 @@ def failures_note(failures: Mapping[str, int]) -> str:
     return f"Episodes whose inference failed: {counts or 'none'}.{warned}"
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
+def _cells(row: Metrics) -> list[str]:
     names = ("nll", "brier", "ece", "ece_debiased", "ece_floor", "ece_floor_q95")
-    inside = {True: "yes", False: "no", None: "-"}[row.get("ece_within_band")]
+    within = row.get("ece_within_band")
+    inside = "-" if within is None else "yes" if within else "no"
     percent = format_percent(row["accuracy"], row["accuracy_ci95"])
     return [percent, *(number(row.get(name)) for name in names), inside]
 
 
-def number(value: float | None) -> str:
+def named_accuracy(name: str, row: Metrics) -> str:
+    """A name and its accuracy with the interval."""
+    return f"{name} {format_percent(row['accuracy'], row['accuracy_ci95'])}"
+
+
+def number(value: Metric) -> str:
     """Four digits, or a dash where it is undefined."""
     return "-" if value is None else f"{value:.4f}"

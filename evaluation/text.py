@@ -1,7 +1,13 @@
 """Numbers and tables as text."""
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
+else:  # checkers at run time do not follow a type into itself
+    Json: TypeAlias = object
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -36,8 +42,10 @@ def format_bytes(count: float) -> str:
     return f"{count:.3g} TiB"
 
 
-def format_percent(share: float, half_width: float | None = None) -> str:
-    """87.3%, or 87.3 +- 0.6% with the half-width of an interval."""
+def format_percent(share: float | None, half_width: float | None = None) -> str:
+    """87.3%, or 87.3 +- 0.6% with the half-width of an interval; a dash where it is undefined."""
+    if share is None:
+        return "-"
     interval = "" if half_width is None else f" +- {100 * half_width:.1f}"
     return f"{100 * share:.1f}{interval}%"
 

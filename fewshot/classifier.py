@@ -299,11 +299,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return read_pictures(pictures, shape, built.prepare)
 
     def _head(self) -> Head | Learner:
-        if isinstance(self.learner, Head | Learner):
-            return self.learner
-        if self.learner is not None:
-            got = f"{self.learner!r:.80}"
-            raise ValueError(f"expected a head, as GaussianProcessHead(), or a Learner as learner, got {got}")
+        given: object = self.learner
+        if isinstance(given, Head | Learner):
+            return given
+        if given is not None:
+            raise ValueError(f"expected a head, as GaussianProcessHead(), or a Learner as learner, got {given!r:.80}")
         shipped = HEAD_OF.get(self.encoder) if isinstance(self.encoder, str) else None
         return PretrainedHead(shipped) if shipped else GaussianProcessHead()
 

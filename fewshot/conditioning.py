@@ -4,13 +4,14 @@ Little is compiled twice: queries go through in chunks of a fixed size, and task
 masked, so that ways from 2 to 5 with 1 to 5 shots need three programs to fit and three to predict, not twenty of each.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, Shaped
+from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
 from fewshot.evaluation.out_of_episode import entropy, mutual_information
 from fewshot.evaluation.scoring import embed_images
@@ -18,6 +19,7 @@ from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners.base import LatentLearner, Learner, apply
 from fewshot.learners.task_temperature import SPREAD, TemperatureMixture, single, task_temperature
 from fewshot.models.deep_kernel import check_images
+from fewshot.models.gaussian import AnyMarginals, JointMarginals, Marginals
 
 CHUNK = 64  # images that pass the network, and queries that are predicted, at a time
 FEW_CLASSES, FEW_POINTS = 5, 128  # up to which classes are padded to FEW_CLASSES
@@ -77,7 +79,7 @@ class FittedTask:
     y: Int[np.ndarray, " N"]
     classes: int
     temperatures: TemperatureMixture
-    state: Any
+    state: PyTree
     code: Code
 
     @property
@@ -137,7 +139,7 @@ class FittedTask:
         state, code = _conditioned(self.learner, self.key, inputs, y, self.classes)
         return replace(self, inputs=inputs, y=y, state=state, code=code)
 
-    def _answers(self, question: Any, static: tuple, number: int, new: np.ndarray) -> list[Any]:
+    def _answers(self, question: Callable[..., PyTree], static: tuple, number: int, new: np.ndarray) -> list[PyTree]:
         """What a question says of each chunk of new inputs, the last one filled up."""
         key = jax.random.fold_in(self.key, number)
         size = len(new) if self.learner.traits.transductive else CHUNK
@@ -234,7 +236,7 @@ def _padded_task(
 
 def _conditioned(
     learner: Learner, key: Key[Array, ""], inputs: np.ndarray, y: np.ndarray, classes: int
-) -> tuple[Any, Code]:
+) -> tuple[PyTree, Code]:
     ways, task = _padded_task(learner, inputs, y, classes)
     state, code = apply(_fitted, learner, (ways,), key, *task)
     if code == Code.NON_FINITE:
@@ -242,33 +244,34 @@ def _conditioned(
     return state, Code(int(code))
 
 
-def _fitted(learner: Learner, classes: int, key: Array, inputs: Array, y: Array, mask: Mask) -> Any:
+def _fitted(learner: Learner, classes: int, key: Array, inputs: Array, y: Array, mask: Mask) -> PyTree:
     return learner.fit(key, inputs, y, classes, mask)
 
 
 def _own_temperature(
-    learner: Learner, classes: int, key: Array, inputs: Array, y: Array, mask: Mask, known: tuple[Any, Any, Any]
+    learner: Learner, classes: int, key: Array, inputs: Array, y: Array, mask: Mask, known: tuple[Array, Array, Array]
 ) -> TemperatureMixture:
     own, fewer, spread = known
     return task_temperature(key, learner, inputs, y, classes, own, fewer, mask, spread=spread)
 
 
-def _predicted(learner: Learner, key: Array, state: Any, query: Array) -> tuple[Array, Array]:
+def _predicted(learner: Learner, key: Array, state: PyTree, query: Array) -> tuple[Array, Array]:
     found = learner.predict(key, state, query)
     return found.probabilities, found.code
 
 
-def _real_marginals(learner: Any, classes: int, state: Any, query: Array) -> Any:
+def _real_marginals(learner: LatentLearner, classes: int, state: PyTree, query: Array) -> AnyMarginals:
     """Marginals of f of the real classes, which come first, with an axis over the components of a mixture."""
     marginals = state.posterior.predict(learner.latent_query(state, query))
     if marginals.mean.ndim == 2:
         marginals = jax.tree.map(lambda leaf: leaf[None], marginals)
     mean, spread = marginals  # variances [M, C, Q], or covariances [M, Q, C, C]
-    kept = spread[:, :classes] if spread.ndim == 3 else spread[:, :, :classes, :classes]
-    return type(marginals)(mean[:, :classes], kept)
+    if spread.ndim == 3:
+        return Marginals(mean[:, :classes], spread[:, :classes])
+    return JointMarginals(mean[:, :classes], spread[:, :, :classes, :classes])
 
 
-def _latents(learner: Learner, classes: int, key: Array, state: Any, query: Array) -> tuple[Array, Array]:
+def _latents(learner: LatentLearner, classes: int, key: Array, state: PyTree, query: Array) -> tuple[Array, Array]:
     """Mean [Q, C] and covariance [Q, C, C]: E V + Cov E over the components of a mixture."""
     del key
     marginals = _real_marginals(learner, classes, state, query)
@@ -279,5 +282,5 @@ def _latents(learner: Learner, classes: int, key: Array, state: Any, query: Arra
     return mean, inside + between
 
 
-def _information(learner: Any, classes: int, key: Array, state: Any, query: Array) -> Array:
+def _information(learner: LatentLearner, classes: int, key: Array, state: PyTree, query: Array) -> Array:
     return mutual_information(key, learner.likelihood, _real_marginals(learner, classes, state, query))

@@ -26,11 +26,10 @@ from fewshot.tasks import preparation
 from fewshot.tasks.images import Prepare, whole
 from fewshot.training import shape_temperature
 from fewshot.training.configuration import GAUSSIAN_PROCESS, RunConfig, resolve
-from fewshot.training.overrides import ConfigError
+from fewshot.training.overrides import ConfigError, Setting
 from fewshot.training.run import Run, build_run, load_run
 from fewshot.training.run_directory import RunError
 
-Setting = bool | int | float | str | None
 Counts = Sequence[int]  # labelled examples of each class
 
 # log T = LEVEL + BY_CLASSES log C + BY_EXAMPLES log n of tasks on features that nothing was trained on, for the default

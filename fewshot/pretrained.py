@@ -17,7 +17,7 @@ from fewshot.evaluation.text import plain
 from fewshot.learners import Learner
 from fewshot.models.networks import ENCODERS
 from fewshot.training import weights
-from fewshot.training.configuration import RunConfig
+from fewshot.training.configuration import RunConfig, data_of
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import LARGEST_TEMPERATURE, Run, build_run, exported, with_weights
 from fewshot.training.run_directory import READABLE, SCHEMA_VERSION, RunError
@@ -102,7 +102,9 @@ def read(path: Path, name: str) -> Pretrained:
     if encoder not in ("", *ENCODERS):
         raise RunError(f"expected {path} to name one of {', '.join(ENCODERS)}, got {plain(encoder)[:80]}")
     try:
-        run = build_run(RunConfig.from_json(config), tuple(config["image_shape"]), config.get("training_classes", 0))
+        checked, data = RunConfig.from_json(config), data_of(config)
+        assert data.image_shape is not None
+        run = build_run(checked, data.image_shape, data.training_classes)
     except ConfigError as error:
         raise RunError(f"{path}: {plain(error)[:300]}; install the package again") from error
     return Pretrained(name, with_weights(run, tree, path), encoder or None, table)

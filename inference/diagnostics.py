@@ -7,17 +7,17 @@ import contextlib
 import importlib
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, Shaped
 from scipy.special import logsumexp
 
-from fewshot.inference.inner.base import Inference
+from fewshot.inference.inner.base import Inference, State
 from fewshot.inference.inner.mixing import effective_draws
 from fewshot.inference.posterior_draws import about_labels, about_queries, log_ratios
 from fewshot.models.gaussian import GaussianPrior, Posterior, Query
@@ -27,6 +27,10 @@ from fewshot.models.likelihoods.base import Likelihood, log_densities
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
     import arviz
+
+ArvizData: TypeAlias = Any  # InferenceData or DataTree
+Table: TypeAlias = Any  # a table of pandas
+Group: TypeAlias = Mapping[str, Shaped[Array | np.ndarray, "..."]]  # of ArviZ's data, by variable
 
 SUMMARY = ["mean", "sd", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"]
 DIMENSIONS = {
@@ -45,6 +49,19 @@ SHARP = 0.5  # temperatures of logistic-softmax below which Laplace's approximat
 STATISTICS = {"num_steps": "n_steps", "accept_prob": "acceptance_rate", "log_likelihood": TOTAL}  # to ArviZ's names
 
 
+@runtime_checkable
+class HasRun(Protocol):
+    """What is asked of an MCMC object that has run, as NumPyro's."""
+
+    def get_samples(self, group_by_chain: bool = False) -> Group:
+        """Draws by sample site, [chain, draw, ...] where asked for."""
+        ...
+
+    def get_extra_fields(self, group_by_chain: bool = False) -> Group:
+        """Statistics of the sampler by name."""
+        ...
+
+
 class LeaveOneOut(NamedTuple):
     """PSIS-LOO: expected log predictive density and its error, effective parameters; k-hat and elpd of points [N]."""
 
@@ -57,13 +74,13 @@ class LeaveOneOut(NamedTuple):
 
 def to_arviz(
     key: Key[Array, ""],
-    posterior_or_mcmc: Any,
+    posterior_or_mcmc: object,
     likelihood: Likelihood,
     prior: GaussianPrior,
     y: Int[Array, " N"],
     query: Query | None = None,
     draws: int = 1000,
-) -> Any:
+) -> ArvizData:
     """ArviZ data of one task: posterior, posterior_predictive, log_likelihood, sample_stats and observed_data.
 
     Of a fitted posterior `draws` joint draws of f are taken (of a Gibbs mixture as many in all, a chain a component);
@@ -72,7 +89,7 @@ def to_arviz(
     objects, ValueError for samples without f.
     """
     draw_key, label_key, query_key = jax.random.split(key, 3)
-    if hasattr(posterior_or_mcmc, "get_samples"):
+    if isinstance(posterior_or_mcmc, HasRun):
         samples = dict(posterior_or_mcmc.get_samples(group_by_chain=True))
         statistics = _statistics(posterior_or_mcmc.get_extra_fields(group_by_chain=True))
     else:
@@ -93,14 +110,14 @@ def to_arviz(
     return _dataset(groups, prior.mean.shape, 0 if query is None else query.mean.shape[1])
 
 
-def summary_table(data: Any, var_names: tuple[str, ...] = ("f",)) -> Any:
+def summary_table(data: ArvizData, var_names: tuple[str, ...] = ("f",)) -> Table:
     """A pandas table, a row for each scalar: mean, sd, their MCSE, bulk and tail ESS, R-hat (NaN for one chain)."""
     with _quiet():  # about statistics that one chain, or constant draws, do not have
         table = arviz.summary(data, var_names=list(var_names), round_to="none")
     return table.reindex(columns=SUMMARY).astype(float)
 
 
-def psis_loo(data: Any, efficiency: float | None = None) -> LeaveOneOut:
+def psis_loo(data: ArvizData, efficiency: float | None = None) -> LeaveOneOut:
     """Pareto-smoothed importance-sampling leave-one-out (Vehtari, Gelman & Gabry 2017) of `to_arviz`'s data.
 
     efficiency: effective draws of p(y_n | f) a draw, 1 for independent draws; None finds it, so that correlated chains
@@ -129,7 +146,7 @@ def relative_efficiency(log_likelihood: Float[np.ndarray, "M D *points"]) -> flo
     return float(min(effective.mean() / (chains * draws), 1.0))
 
 
-def label_loo(data: Any, likelihood: Likelihood) -> LeaveOneOut:
+def label_loo(data: ArvizData, likelihood: Likelihood) -> LeaveOneOut:
     """PSIS-LOO of the probability of every label, which is the same quantity for every likelihood.
 
     log p(y_n | others) - log sum_k p(k | others), both over the draws with the same smoothed weights: equal to
@@ -201,7 +218,7 @@ def _smoothed_log_weights(
     return found[int(np.argmin(falling))]
 
 
-def probabilities(data: Any) -> Float[np.ndarray, "Q C"]:
+def probabilities(data: ArvizData) -> Float[np.ndarray, "Q C"]:
     """p(y_* = k | data) from the group `predictions`: mean density over the draws, normalised over the labels."""
     density = np.asarray(data["predictions"]["density"], np.float64).mean((0, 1))
     return density / density.sum(1, keepdims=True)
@@ -210,7 +227,7 @@ def probabilities(data: Any) -> Float[np.ndarray, "Q C"]:
 def pareto_k(
     key: Key[Array, ""],
     kernel: Inference,
-    state: Any,
+    state: State,
     prior: GaussianPrior,
     likelihood: Likelihood,
     y: Int[Array, " N"],
@@ -234,12 +251,12 @@ def pareto_k_of(log_weights: Float[np.ndarray, " D"]) -> float:
     return float(psis_loo(_from_groups(groups, {}, {}), 1.0).pareto_k.max())
 
 
-def save(data: Any, path: str | Path) -> None:
+def save(data: ArvizData, path: str | Path) -> None:
     """Write ArviZ data as a netCDF file."""
     data.to_netcdf(str(path), engine="h5netcdf")
 
 
-def load(path: str | Path) -> Any:
+def load(path: str | Path) -> ArvizData:
     """Read what `save` wrote."""
     if hasattr(arviz, "InferenceData"):
         return arviz.from_netcdf(str(path), engine="h5netcdf")
@@ -262,7 +279,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _statistics(fields: dict[str, Any]) -> dict[str, Any]:
+def _statistics(fields: Group) -> Group:
     """Extra fields of one number a draw, by ArviZ's names."""
     kept = {STATISTICS.get(name, name): value for name, value in fields.items() if jnp.ndim(value) == 2}
     if "potential_energy" in kept:
@@ -270,7 +287,7 @@ def _statistics(fields: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _dataset(groups: dict[str, Any], shape: tuple[int, ...], queries: int) -> Any:
+def _dataset(groups: Mapping[str, Group], shape: tuple[int, ...], queries: int) -> ArvizData:
     sizes = {"class": shape[0], "point": shape[1], "query": queries}
     coordinates = {name: np.arange(size) for name, size in sizes.items() if size}
     plain = {name: {key: np.asarray(value) for key, value in group.items()} for name, group in groups.items()}
@@ -279,7 +296,9 @@ def _dataset(groups: dict[str, Any], shape: tuple[int, ...], queries: int) -> An
     return _from_groups(plain, coordinates, dimensions)
 
 
-def _from_groups(groups: dict[str, Any], coordinates: dict[str, Any], dimensions: dict[str, Any]) -> Any:
+def _from_groups(
+    groups: Mapping[str, Group], coordinates: Mapping[str, np.ndarray], dimensions: Mapping[str, list[str]]
+) -> ArvizData:
     """`arviz.from_dict`, which takes groups as arguments in 0.23 and as one nested dict from 1.0."""
     names = {name for group in groups.values() for name in group}
     shared = {

@@ -1,10 +1,8 @@
 """Joint draws of f from fitted posteriors, and what they say of labels and queries: the numbers of diagnostics.py."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, Shaped
 
 from fewshot.inference.inner.base import Inference, State
 from fewshot.models.gaussian import (
@@ -57,7 +55,7 @@ def log_ratios(
 
 def about_labels(
     key: Key[Array, ""], likelihood: Likelihood, y: Int[Array, " N"], f: Float[Array, "M D C N"]
-) -> dict[str, Any]:
+) -> dict[str, dict[str, Shaped[Array, "..."]]]:
     """Replicated labels, log likelihoods [M, D, N] and the labels observed."""
 
     def replicate(one: Array, latent: Array) -> Array:
@@ -74,7 +72,7 @@ def about_labels(
 @highest_precision
 def about_queries(
     key: Key[Array, ""], likelihood: Likelihood, prior: GaussianPrior, query: Query, f: Float[Array, "M D C N"]
-) -> dict[str, Any]:
+) -> dict[str, Float[Array, "..."]]:
     """f_* [M, D, C, Q] given f, by E[u | f] = P^T (f - a) (G8), and the density [M, D, Q, C] of every label at it."""
     pseudo_inverse = prior_root(prior).pseudo_inverse
     basis = query.cross @ pseudo_inverse

@@ -153,6 +153,12 @@ class LatentLearner(Protocol):
         """p(y | f)."""
         ...
 
+    def fit(
+        self, key: Key[Array, ""], support: Inputs, y: Labels, classes: int, mask: Mask | None = None
+    ) -> tuple[PyTree, Int[Array, ""]]:
+        """As every learner's."""
+        ...
+
     def latent_query(self, state: PyTree, query: Queries) -> Query:
         """What `state.posterior.predict` needs at queries [Q, ...]."""
         ...

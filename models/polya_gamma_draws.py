@@ -13,7 +13,7 @@ slowest element of the batch is done.
 """
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -184,7 +184,7 @@ def _tail(theta: Array, n: int) -> Array:
     return integral + first / 24 - 7 * third / 5760
 
 
-def polynomial(coefficients: Any, x: Array) -> Array:
+def polynomial(coefficients: Sequence[float] | np.ndarray, x: Array) -> Array:
     """Horner's rule, constant term first."""
     total = jnp.zeros_like(x)
     for coefficient in reversed(tuple(coefficients)):

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Array
@@ -12,6 +11,7 @@ from fewshot.evaluation.calibration import LATENT_GRID, PapersTemperatures, fit_
 from fewshot.evaluation.class_interval import classes_of_episodes, intervals_over_classes
 from fewshot.evaluation.episodes import EVALUATION_SEED, Episodes, Shape, draw_episodes, queries
 from fewshot.evaluation.html_report import ADAPTED, CALIBRATED, PAPERS, RAW, TEMPERED, Assessment, Row
+from fewshot.evaluation.metrics import Metrics
 from fewshot.evaluation.out_of_episode import detect_others
 from fewshot.evaluation.scoring import embed, score
 from fewshot.learners import NearestMean, NearestNeighbour
@@ -47,7 +47,7 @@ def assess(config: EvaluationConfig) -> tuple[Run, Assessment]:
     rows = _rows(run, features, episodes, validation, config)
     drawn, tempered = episodes.indices, rows[TEMPERED].scores
     shown = classes_of_episodes(test.index, test.counts, drawn.x_support, drawn.y_support)
-    severities: dict[int, dict[str, Any]] = {}
+    severities: dict[int, Metrics] = {}
     if config.corruption and config.report:  # which shows them
         severities = robustness.by_severity(
             run.learner, run.temperature, config.corruption, config.seed, splits.test, episodes
@@ -74,7 +74,7 @@ def assess(config: EvaluationConfig) -> tuple[Run, Assessment]:
     return run, found
 
 
-def _same_features(features: Array, episodes: Episodes) -> dict[str, dict[str, float | None]]:
+def _same_features(features: Array, episodes: Episodes) -> dict[str, Metrics]:
     """Accuracies of rules that learn nothing, on inputs that are vectors; nothing of those that adapt a network."""
     if features.ndim != 2:
         return {}

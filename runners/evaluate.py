@@ -9,14 +9,15 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, cast
 
 import jax
 
 from fewshot.evaluation import episode_lists, html_report, prediction_files, tables
 from fewshot.evaluation.html_report import ADAPTED, CALIBRATED, PAPERS, RAW, TEMPERED, Assessment
+from fewshot.evaluation.metrics import Metrics
 from fewshot.evaluation.resampling import plain_interval
-from fewshot.evaluation.text import format_seconds
+from fewshot.evaluation.text import Json, format_seconds
 from fewshot.runners.assessment import assess
 from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
 from fewshot.runners.cli.launch import launch
@@ -28,7 +29,25 @@ from fewshot.training.run import Run
 PACKAGES = ("bayesian-few-shot", "jax", "jaxlib", "numpyro", "flax", "numpy", "scipy")
 
 
-def main(config: EvaluationConfig) -> dict[str, Any]:
+class Evaluation(TypedDict, total=False):
+    """What `main` returns and the JSON file holds: at the run's temperature all of `Summary.to_json`, and these."""
+
+    seconds: float
+    failures: dict[str, int]
+    temperature: float
+    intervals_over_classes: dict[str, list[float] | None]
+    same_features: dict[str, Metrics]
+    raw: dict[str, Json]
+    adapted: dict[str, Json]
+    calibrated: dict[str, Json]
+    papers_calibration: dict[str, Json]
+    corruption: dict[str, Json]
+    severities: dict[int, Metrics]
+    out_of_episode: dict[str, Json]
+    config: dict[str, Json]
+
+
+def main(config: EvaluationConfig) -> Evaluation:
     """Score the run, print tables, write the files asked for; the metrics by name, "raw" for those at temperature 1.
 
     Raises ConfigError, DataError or RunError, each with one line.
@@ -54,7 +73,7 @@ def main(config: EvaluationConfig) -> dict[str, Any]:
 def _print(found: Assessment) -> None:
     raw, shape = found.rows[RAW].scores, found.episodes.shape
     print(found.heading + (f", images corrupted by {found.corruption}" if found.corruption else ""))
-    print(tables.metrics_table({name: row.summary for name, row in found.rows.items()}))
+    print(tables.metrics_table({name: row.summary.metrics for name, row in found.rows.items()}))
     print(found.temperature_note)
     if found.classes_note:
         print(found.classes_note)
@@ -72,30 +91,34 @@ def _print(found: Assessment) -> None:
         print(tables.failures_note(found.out_of_episode.failures))
 
 
-def _metrics(config: EvaluationConfig, run: Run, found: Assessment) -> dict[str, Any]:
+def _metrics(config: EvaluationConfig, run: Run, found: Assessment) -> Evaluation:
     """What the JSON file holds."""
     raw = found.rows[RAW]
-    metrics = {
-        **found.rows[TEMPERED].summary,
+    own: Evaluation = {
         "seconds": raw.scores.seconds,
         "failures": raw.scores.failures(),
         "temperature": found.temperature,
         "intervals_over_classes": {name: plain_interval(one) for name, one in found.over_classes.items()},
         "same_features": {name: dict(row) for name, row in found.same_features.items()},
-        "raw": raw.summary,
+        "raw": raw.summary.to_json(),
     }
-    for key, name in (("adapted", ADAPTED), ("calibrated", CALIBRATED), ("papers_calibration", PAPERS)):
-        if name in found.rows:
-            metrics[key] = {**found.rows[name].summary, **found.rows[name].temperatures}
+    fitted = {name: {**row.summary.to_json(), **row.temperatures} for name, row in found.rows.items()}
+    if ADAPTED in fitted:
+        own["adapted"] = fitted[ADAPTED]
+    if CALIBRATED in fitted:
+        own["calibrated"] = fitted[CALIBRATED]
+    if PAPERS in fitted:
+        own["papers_calibration"] = fitted[PAPERS]
     if config.corruption:
-        metrics["corruption"] = dict(zip(("name", "severity"), parse_corruption(config.corruption), strict=True))
+        own["corruption"] = dict(zip(("name", "severity"), parse_corruption(config.corruption), strict=True))
     if found.severities:
-        metrics["severities"] = found.severities
+        own["severities"] = found.severities
     if found.out_of_episode:
         others = found.out_of_episode
-        metrics["out_of_episode"] = {**others.plain_areas(), "failures": others.failures}
+        own["out_of_episode"] = {**others.plain_areas(), "failures": others.failures}
     evaluation = {**vars(config), **found.episodes.shape._asdict(), "episodes": len(found.episodes.keys)}
-    return {**metrics, "config": {**run.config.to_json(), "evaluation": evaluation}}
+    own["config"] = {**run.config.to_json(), "evaluation": evaluation}
+    return cast(Evaluation, {**found.rows[TEMPERED].summary.to_json(), **own})
 
 
 def _provenance(config: EvaluationConfig, run: Run) -> str:

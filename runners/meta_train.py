@@ -8,12 +8,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Required, TypedDict
 
 import jax
 
 from fewshot.evaluation import tables
 from fewshot.evaluation.episodes import EVALUATION_SEED, draw_episodes
+from fewshot.evaluation.metrics import Metrics
 from fewshot.evaluation.scoring import embed, score
 from fewshot.learners import NearestNeighbour, TrainsOn
 from fewshot.models.backbones import Identity
@@ -24,7 +25,7 @@ from fewshot.runners.cli.flags import parse
 from fewshot.runners.cli.launch import EXPECTED, nobody_reads, stopped_by
 from fewshot.tasks import Splits
 from fewshot.training import optimisation, processes, run_directory
-from fewshot.training.configuration import HELD_OUT, RunConfig, resolve
+from fewshot.training.configuration import HELD_OUT, RunConfig, data_of, resolve
 from fewshot.training.data import (
     calibration_episodes,
     check_own_classes,
@@ -43,7 +44,19 @@ from fewshot.training.shape_temperature import fitted_temperature
 from fewshot.training.untrained import with_statistics
 
 
-def main(config: RunConfig) -> dict[str, Any]:
+class Trained(TypedDict, total=False):
+    """What `main` returns: a signal and the step that it came at, or failed tasks, the temperature and the tables."""
+
+    run_dir: Required[str]
+    interrupted: int
+    step: int
+    training_failures: int
+    temperature: float
+    failures: dict[str, int]
+    test: dict[str, Metrics]
+
+
+def main(config: RunConfig) -> Trained:
     """Train to the end of the run and test; the results by name, or {"interrupted": signal}.
 
     Raises ConfigError, DataError, RunError or CheckpointError, each with one line.
@@ -60,25 +73,21 @@ def main(config: RunConfig) -> dict[str, Any]:
         return _train(config, splits, directory)
 
 
-def _train(config: RunConfig, splits: Splits, directory: RunDirectory) -> dict[str, Any]:
+def _train(config: RunConfig, splits: Splits, directory: RunDirectory) -> Trained:
     """Train and test in a run folder that no other process trains in."""
     path = directory.path
     print(f"{path}: {describe(config)}", flush=True)
     run = build_run(config, splits.image_shape, training_classes(config, splits.train).classes)
     if run.learner.traits.trains_on is TrainsOn.NOTHING:
         _export_untrained(run, splits, directory)
-        return {"run_dir": str(path), "training_failures": 0, **_test(run, 0, splits, directory)}
+        return _test(run, 0, splits, directory)
     training = _training(run, splits, directory)
     stopped_by = training.run()
     if stopped_by is not None:
         name = signal.Signals(stopped_by).name
         print(f"stopped by {name} after step {training.step:,}; go on with --resume --run-dir {path}")
         return {"interrupted": stopped_by, "step": training.step, "run_dir": str(path)}
-    return {
-        "run_dir": str(path),
-        "training_failures": training.failures,
-        **_test(run, training.failures, splits, directory),
-    }
+    return _test(run, training.failures, splits, directory)
 
 
 def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
@@ -95,7 +104,7 @@ def _open(config: RunConfig, path: Path, splits: Splits) -> RunDirectory:
             run_directory.create(path, stored)
         processes.wait_for_all("the run folder is there")
     directory = run_directory.load(path, writes=processes.is_first())
-    check_own_classes(splits, directory.config.get("classes"))
+    check_own_classes(splits, data_of(directory.config).classes)
     if config.resume and directory.config.get("environment") != environment:
         print(f"{path} was begun with another JAX version or processor: numbers may differ in their last digits")
     return directory
@@ -125,7 +134,7 @@ def _export_untrained(run: Run, splits: Splits, directory: RunDirectory) -> None
     export(directory, Run(config, learner, fitted_temperature(learner, config, *calibration)), 0)
 
 
-def _test(run: Run, failures: int, splits: Splits, directory: RunDirectory) -> dict[str, Any]:
+def _test(run: Run, failures: int, splits: Splits, directory: RunDirectory) -> Trained:
     """The best weights, the untrained network and the nearest neighbour on the test classes, as a table."""
     config, test = run.config, splits.test
     best = with_weights(run, directory.load_weights(), directory.weights)
@@ -147,7 +156,13 @@ def _test(run: Run, failures: int, splits: Splits, directory: RunDirectory) -> d
     print(tables.metrics_table(results))
     print(tables.temperature_note(best.temperature, shape, held_out=config.trainer.temperature_from == HELD_OUT))
     print(tables.failures_note(raw.failures()), f"In training: {failures or 'none'}.")
-    return {"temperature": best.temperature, "failures": raw.failures(), "test": results}
+    return {
+        "run_dir": str(directory.path),
+        "training_failures": failures,
+        "temperature": best.temperature,
+        "failures": raw.failures(),
+        "test": results,
+    }
 
 
 def command_line(arguments: Sequence[str] | None = None) -> int:

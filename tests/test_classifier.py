@@ -31,6 +31,7 @@ from fewshot.learners.base import traced
 from fewshot.models import KERNELS, Identity, LabelRegression
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.gaussian import Marginals
+from fewshot.models.likelihoods import Softmax
 from fewshot.pretrained import Pretrained, TemperatureTable
 from fewshot.training.run import Run, load_run
 
@@ -205,6 +206,8 @@ def test_latents_of_a_mixture_have_its_moments():
     state = SimpleNamespace(posterior=SimpleNamespace(predict=lambda query: parts))
 
     class Pool(Learner):
+        likelihood = Softmax()
+
         def latent_query(self, state, query):
             return query
 

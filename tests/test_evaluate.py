@@ -276,9 +276,9 @@ def test_one_episode_has_scores_and_no_intervals():
     probabilities, labels = np.array([[[0.9, 0.1], [0.2, 0.8]]]), np.array([[0, 1]])
     scores = scoring.Scores(probabilities, labels, np.zeros(1, int), 0.0)
     row = scoring.summary_with_intervals(scores, batches=0)
-    assert row["accuracy_std_batches"] == 0 and set(row["intervals"].values()) == {None}
+    assert row.metrics["accuracy_std_batches"] == 0 and set(row.intervals.values()) == {None}
     assert scores.accuracies() == {"accuracy": 1.0, "accuracy_ci95": None}
-    json.dumps(row, allow_nan=False)
+    json.dumps(row.to_json(), allow_nan=False)
     others = DetectionScores(*(np.array([[0.1, 0.2]]) for _ in DetectionScores._fields))
     found = detect(np.random.default_rng(0), others, others._replace(entropy=np.array([[0.5, 0.15]])))
     assert tables.detection_cells(found["entropy"]) == ["0.7500", "-"]

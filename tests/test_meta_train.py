@@ -5,6 +5,7 @@ import math
 import shutil
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -63,7 +64,10 @@ def test_the_first_step_is_not_part_of_the_estimate(monkeypatch):
     """A clock that moves when results are waited for: one second a step, ten for the first."""
     clock, pending, messages = [0.0], [10.0], []
 
-    class Compiled:
+    class Compiled(jax.stages.Compiled):
+        def __init__(self):
+            pass
+
         def __call__(self, state, index, sampler):
             pending.append(1.0)
             return state, None

@@ -13,11 +13,12 @@ import shutil
 import stat
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from fewshot.evaluation.text import plain
 from fewshot.inference.outer.devices import own, place
@@ -27,6 +28,10 @@ _FORMAT = 1
 _STEP = re.compile(r"0|[1-9][0-9]{0,15}")  # the name of a checkpoint, and no other spelling of it
 _MOST_MANIFEST = 1 << 24
 _BESIDE = 1 << 24  # bytes that Orbax may write beside the arrays themselves
+
+
+Leaf: TypeAlias = jax.Array | np.ndarray | np.generic
+Checkpointer: TypeAlias = Any  # Orbax's, which is imported where it is used
 
 
 class _Manifest(NamedTuple):
@@ -40,7 +45,7 @@ class CheckpointError(ValueError):
     """A checkpoint that is damaged or belongs to another kind of run; the message is one line."""
 
 
-def save(folder: Path, step: int, state: Any, keep: int = 2) -> Path:
+def save(folder: Path, step: int, state: PyTree, keep: int = 2) -> Path:
     """Write `state` as `folder/<step>`, then remove all but the newest `keep` checkpoints.
 
     The checkpoint appears under its name only when it is complete: a process killed at any time leaves the earlier
@@ -76,7 +81,7 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if _STEP.fullmatch(path.name))
 
 
-def restore(folder: Path, step: int, example: Any, *, any_number: Collection[str] = ()) -> Any:
+def restore(folder: Path, step: int, example: PyTree, *, any_number: Collection[str] = ()) -> PyTree:
     """The state saved as `folder/<step>`, with the tree structure of `example`, a state of the same run.
 
     Arrays lie where those of `example` do, on one device or on many. any_number: first parts of the names of arrays
@@ -99,7 +104,7 @@ def restore(folder: Path, step: int, example: Any, *, any_number: Collection[str
     return jax.tree.unflatten(jax.tree.structure(example), restored)
 
 
-def _read_arrays(checkpoint: Path, wanted: dict[str, np.ndarray]) -> dict[str, Any]:
+def _read_arrays(checkpoint: Path, wanted: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """What Orbax reads, which refuses empty arrays. Raises CheckpointError for files that are none of its own."""
     with _orbax() as checkpointer:
         try:
@@ -108,7 +113,7 @@ def _read_arrays(checkpoint: Path, wanted: dict[str, np.ndarray]) -> dict[str, A
             raise _damaged(checkpoint, checkpoint / "state", "cannot be read") from error
 
 
-def _orbax() -> Any:
+def _orbax() -> Checkpointer:
     """Orbax for this process alone: by itself it waits for all processes, and here one of them may save."""
     import orbax.checkpoint as ocp  # half a second: only runs that save or resume pay for it
 
@@ -121,7 +126,7 @@ def _orbax() -> Any:
     return ocp.StandardCheckpointer(multiprocessing_options=alone)
 
 
-def _flatten(tree: Any) -> tuple[list[str], list[Any]]:
+def _flatten(tree: PyTree) -> tuple[list[str], list[Leaf]]:
     paths, leaves = zip(*jax.tree_util.tree_flatten_with_path(tree)[0], strict=True)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
     if len(set(names)) < len(names):
@@ -132,16 +137,16 @@ def _flatten(tree: Any) -> tuple[list[str], list[Any]]:
     return names, list(leaves)
 
 
-def _is_key(leaf: Any) -> bool:
+def _is_key(leaf: Leaf) -> bool:
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def _to_numpy(leaf: Any) -> np.ndarray:
+def _to_numpy(leaf: Leaf) -> np.ndarray:
     leaf = own(leaf) if isinstance(leaf, jax.Array) else leaf
-    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+    return np.asarray(jax.random.key_data(jnp.asarray(leaf)) if _is_key(leaf) else leaf)
 
 
-def _from_numpy(array: np.ndarray, example: Any) -> Any:
+def _from_numpy(array: np.ndarray, example: Leaf) -> Leaf:
     if isinstance(example, np.generic):
         return array[()]
     if isinstance(example, np.ndarray):
@@ -150,12 +155,12 @@ def _from_numpy(array: np.ndarray, example: Any) -> Any:
     return jax.random.wrap_key_data(placed, impl=jax.random.key_impl(example)) if _is_key(example) else placed
 
 
-def _blank(leaf: Any) -> np.ndarray:
+def _blank(leaf: Leaf) -> np.ndarray:
     shaped = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
     return np.zeros(shaped.shape, shaped.dtype)
 
 
-def _describe(leaf: Any) -> str:
+def _describe(leaf: Leaf) -> str:
     return f"{leaf.dtype}[{','.join(map(str, np.shape(leaf)))}]"
 
 
@@ -201,7 +206,7 @@ def _verify_files(checkpoint: Path, expected: dict[str, str], most: int) -> None
             raise _damaged(checkpoint, state / name, "is not of it" if name not in expected else missing)
 
 
-def _verify_numbers(checkpoint: Path, name: str, array: Any, blank: np.ndarray, *, finite: bool) -> None:
+def _verify_numbers(checkpoint: Path, name: str, array: np.ndarray, blank: np.ndarray, *, finite: bool) -> None:
     """Raises CheckpointError for an array that is not as the manifest says, or that no run has."""
     if array.dtype != blank.dtype or array.shape != blank.shape:
         raise _damaged(checkpoint, checkpoint / "state", f"holds {name} as {_describe(array)}, not {_describe(blank)}")

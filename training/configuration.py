@@ -1,18 +1,26 @@
 """The configuration of a run: the flags of meta_train.py, their checks, and what `auto` becomes."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, cast
 
 from fewshot import inference, learners, models
-from fewshot.evaluation.text import plain
+from fewshot.evaluation.text import Json, plain
 from fewshot.learners import TrainsOn
 from fewshot.models.deep_kernel import starting_values
 from fewshot.tasks.augmentation import AUGMENTATIONS
 from fewshot.training import defaults, run_directory
-from fewshot.training.overrides import LARGEST_SEED, ConfigError, Override, check_overrides, converted
+from fewshot.training.overrides import (
+    LARGEST_SEED,
+    ConfigError,
+    Override,
+    Setting,
+    Settings,
+    check_overrides,
+    converted,
+)
 
 AUTO = "auto"
 TRAINING, HELD_OUT = "training", "held-out"  # classes
@@ -112,7 +120,7 @@ class RunConfig:
     episodes: int = 0
     tasks_per_step: int = 1
     inner_steps: int = 0
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     seed: int = 0
     run_dir: str | None = None
     resume: bool = False
@@ -130,24 +138,24 @@ class RunConfig:
     @property
     def trainer(self) -> TrainerSettings:
         """The settings of `--set trainer.*`."""
-        return TrainerSettings(**converted(self.overrides("trainer"), Override.of(TrainerSettings)))
+        make: Callable[..., TrainerSettings] = TrainerSettings
+        return make(**converted(self.overrides("trainer"), Override.of(TrainerSettings)))
 
-    def overrides(self, group: str) -> dict[str, Any]:
+    def overrides(self, group: str) -> Settings:
         """The settings `group.name` by name."""
         return {name.split(".", 1)[1]: value for name, value in self.settings.items() if name.startswith(group + ".")}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """What config.json holds."""
         return {name: value for name, value in asdict(self).items() if name not in NOT_STORED}
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any], **location: Any) -> "RunConfig":
+    def from_json(cls, stored: Mapping[str, Json], run_dir: str | None = None) -> "RunConfig":
         """The configuration of a run folder, which may be anybody's.
 
         Raises ConfigError, naming the file and the field, for fields that are missing or not known, and for values that
         no run has.
         """
-        run_dir = location.get("run_dir")
         where = plain(str(Path(run_dir) / "config.json")) if run_dir else "config.json"
         known = {entry.name for entry in fields(cls)} - NOT_STORED
         stored = {"learner": GAUSSIAN_PROCESS, **stored}  # the only one of schema version 1
@@ -161,13 +169,14 @@ class RunConfig:
             if expected:
                 raise ConfigError(f"{where}: expected {expected} as {name}, got {plain(repr(value))[:60]}; train again")
         # Runs from before random changes of training images had none, and one prior for all likelihoods.
-        settings = {"trainer.augment": "none", **stored["settings"]}
+        settings: dict[str, Setting] = {"trainer.augment": "none", **cast(Settings, stored["settings"])}
         if "inference.covariance" in settings:  # its name until sites were objects
             settings["inference.sites"] = settings.pop("inference.covariance")
         if stored["learner"] == GAUSSIAN_PROCESS:
             settings = {"kernel.prior_scale": 30.0, **settings}
-        decided = {"chosen": tuple(stored["chosen"]), "settings": settings}
-        config = cls(**{name: stored[name] for name in known} | decided, **location)
+        decided = {"chosen": tuple(cast(Sequence[str], stored["chosen"])), "settings": settings}
+        make: Callable[..., RunConfig] = cls
+        config = make(**{name: stored[name] for name in known} | decided, run_dir=run_dir)
         try:
             check_overrides(config.settings, override_targets(config))
             _ = config.trainer  # its own checks
@@ -177,7 +186,25 @@ class RunConfig:
         return config
 
 
-def _expected_of(name: str, value: Any) -> str:
+class DataOfRun(NamedTuple):
+    """What a config.json says of the data: (H, W, Ch), the number of training classes, own classes by split."""
+
+    image_shape: tuple[int, int, int] | None
+    training_classes: int
+    classes: Mapping[str, Sequence[str]] | None
+
+
+def data_of(stored: Mapping[str, Json]) -> DataOfRun:
+    """The data of a config.json that `RunConfig.from_json` has read without an error."""
+    shape = cast(Sequence[int] | None, stored.get("image_shape"))
+    return DataOfRun(
+        None if shape is None else (shape[0], shape[1], shape[2]),
+        cast(int, stored.get("training_classes", 0)),
+        cast(Mapping[str, Sequence[str]] | None, stored.get("classes")),
+    )
+
+
+def _expected_of(name: str, value: object) -> str:
     """What the field of a config.json must be, in words; empty where it is."""
     if name in WHOLE:
         least, largest = WHOLE[name]
@@ -198,7 +225,7 @@ def _expected_of(name: str, value: Any) -> str:
     return "" if good else expected
 
 
-def _expected_of_others(name: str, value: Any) -> str:
+def _expected_of_others(name: str, value: object) -> str:
     """The same for learners without the parts of a Gaussian process, which they keep as they are by default."""
     if name in OF_GAUSSIAN_PROCESS:
         default = RunConfig.__dataclass_fields__[name].default
@@ -208,29 +235,32 @@ def _expected_of_others(name: str, value: Any) -> str:
     return _expected_of(name, value)
 
 
-def _is_settings(value: Any) -> bool:
-    named = isinstance(value, dict) and all(name.count(".") == 1 for name in value)
-    return named and all(one is None or type(one) in (bool, int, float, str) for one in value.values())
+def _is_settings(value: object) -> bool:
+    if not isinstance(value, dict) or any(name.count(".") != 1 for name in value):
+        return False
+    return all(one is None or type(one) in (bool, int, float, str) for one in value.values())
 
 
-def _is_shape(value: Any) -> bool:
-    whole = isinstance(value, list | tuple) and len(value) == 3 and all(type(one) is int and one > 0 for one in value)
-    return whole and math.prod(value) <= LARGEST_IMAGE
+def _is_shape(value: object) -> bool:
+    if not isinstance(value, list | tuple) or len(value) != 3:
+        return False
+    return all(type(one) is int and one > 0 for one in value) and math.prod(value) <= LARGEST_IMAGE
 
 
-def _is_classes(value: Any) -> bool:
-    lists = isinstance(value, dict) and value.keys() == SPLITS and all(isinstance(one, list) for one in value.values())
-    return lists and all(isinstance(name, str) for one in value.values() for name in one)
+def _is_classes(value: object) -> bool:
+    if not isinstance(value, dict) or value.keys() != SPLITS:
+        return False
+    return all(isinstance(one, list) and all(isinstance(name, str) for name in one) for one in value.values())
 
 
 def begun(asked: RunConfig, path: Path) -> RunConfig:
     """The stored configuration of a run that one of several goes on with. Raises ConfigError if it is another's."""
-    location = {"run_dir": str(path), "resume": True, "data_root": asked.data_root}
-    stored = RunConfig.from_json(run_directory.load(path).config, **location)
+    held = run_directory.load(path).config
+    stored = replace(RunConfig.from_json(held, str(path)), resume=True, data_root=asked.data_root)
     for name in ("dataset", "episodes", "seed", "way", "shot"):
-        held, wanted = getattr(stored, name), getattr(asked, name)
-        if held != wanted:
-            raise ConfigError(f"{path} was trained with {name} {held}, got {wanted}; choose another --out")
+        own, wanted = getattr(stored, name), getattr(asked, name)
+        if own != wanted:
+            raise ConfigError(f"{path} was trained with {name} {own}, got {wanted}; choose another --out")
     return stored
 
 
@@ -243,7 +273,8 @@ def resolve(config: RunConfig) -> RunConfig:
         _check_name(kind, getattr(config, kind))
     decided = _decided(config)
     open_fields = {name: value for name, value in decided.items() if is_open(getattr(config, name))}
-    config = replace(config, **open_fields, chosen=config.chosen + tuple(open_fields))
+    fill: Callable[..., RunConfig] = replace
+    config = fill(config, **open_fields, chosen=config.chosen + tuple(open_fields))
     learns = trains_on(config) is not TrainsOn.NOTHING
     least_inner = int(config.learner == GAUSSIAN_PROCESS)
     limits = {"episodes": int(learns), "tasks_per_step": 1, "inner_steps": least_inner, "query": 0, "seed": 0}
@@ -265,7 +296,7 @@ def resolve(config: RunConfig) -> RunConfig:
     return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))
 
 
-def _decided(config: RunConfig) -> dict[str, Any]:
+def _decided(config: RunConfig) -> dict[str, str | int]:
     """What the choices that are left open become. Raises ConfigError for parts that the learner does not have."""
     if config.learner != GAUSSIAN_PROCESS:
         for name in OF_GAUSSIAN_PROCESS:
@@ -325,7 +356,7 @@ def default_run_dir(config: RunConfig) -> str:
     return f"runs/{dataset}-{own}-{config.way}way-{config.shot}shot-{config.seed}"
 
 
-def is_open(value: Any) -> bool:
+def is_open(value: object) -> bool:
     """Left for `resolve` to decide."""
     return value in (AUTO, 0)
 

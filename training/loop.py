@@ -9,11 +9,11 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from fewshot.evaluation import metrics
 from fewshot.evaluation.scoring import Scores, number_failed
@@ -46,7 +46,7 @@ class Training:
     validate: Callable[[Learner], Scores]
     calibrate: Callable[[Learner], float]
     progress: Progress
-    state: Any = None
+    state: PyTree = None
     step: int = 0
     best: float = -math.inf
     best_step: int = 0
@@ -54,7 +54,7 @@ class Training:
     seconds: float = 0.0
     clock: float = 0.0
     window: list[StepLog] = field(default_factory=list)
-    programs: dict[int, Callable] = field(default_factory=dict)
+    programs: dict[int, jax.stages.Compiled] = field(default_factory=dict)
     asked: int = 0
     shown: dict[str, str] = field(default_factory=dict)
     written: int = -1  # the step of the last row
@@ -152,7 +152,7 @@ class Training:
         self.progress.first = self.step * self.config.tasks_per_step
         self.progress.message(f"resumed after step {self.step:,} of {self.config.steps:,}")
 
-    def _checkpoint(self) -> dict[str, Any]:
+    def _checkpoint(self) -> dict[str, PyTree]:
         names = columns(self.start.learner.diagnostics)
         rows = np.zeros((self.config.trainer.log_every, len(names)))
         if self.window:
@@ -180,7 +180,7 @@ class Training:
         periods = (self.config.trainer.log_every, self._interval)
         return dispatch_size(self.step, self._together, periods, self.config.steps)
 
-    def _program(self, count: int) -> Callable:
+    def _program(self, count: int) -> jax.stages.Compiled:
         """The compiled program of that many steps."""
         if count not in self.programs:
             step = self.trainer.step
@@ -241,7 +241,7 @@ class Training:
         """Write one row of metrics: the steps since the last row, and, where `validated`, the model's scores."""
         run, how = self.current(), self.start.learner.diagnostics
         episodes = len(table(self.window, how)) * run.config.tasks_per_step
-        values: dict[str, Any] = {"episodes": self.step * run.config.tasks_per_step}
+        values: dict[str, float | int] = {"episodes": self.step * run.config.tasks_per_step}
         values |= summary(self.window, how) | run.learner.report()
         trained = time.perf_counter() - self.clock
         if validated:
@@ -252,16 +252,16 @@ class Training:
         now = time.perf_counter()
         self.seconds, self.clock = self.seconds + now - self.clock, now
         values |= {"episodes_per_second": episodes / trained, "seconds": self.seconds}
-        self.failures += values.get("failures", 0)
+        self.failures += int(values.get("failures", 0))
         self.window = []
         self.directory.append_metrics(self.step, values)
         self._show(values)
 
-    def _validate(self, run: Run) -> dict[str, float]:
+    def _validate(self, run: Run) -> dict[str, float | int]:
         """Scores on the validation episodes; the best weights so far are exported with their temperature."""
         scores = self.validate(run.learner)
         accuracy = metrics.accuracy(scores.probabilities, scores.labels)
-        values = {
+        values: dict[str, float | int] = {
             "validation_accuracy": accuracy,
             "validation_nll": metrics.nll(scores.probabilities, scores.labels),
             "validation_failures": number_failed(scores.failures()),
@@ -273,14 +273,14 @@ class Training:
             values["temperature"] = run.temperature
         return values
 
-    def _show(self, values: Mapping[str, Any]) -> None:
+    def _show(self, values: Mapping[str, float | int]) -> None:
         texts = {"loss": "{:.3f}", "scale": "{:.3g}", "prior_pull": "{:+.2g}", "failures": "{}"}
         words = {"scale": "output scale", "prior_pull": "pull of its prior"}
         shown = {words.get(name, name): text.format(values[name]) for name, text in texts.items() if values.get(name)}
         if "validation_accuracy" in values:
             shown["validation"] = format_percent(values["validation_accuracy"])
         self.shown |= shown
-        self.progress.update(values["episodes"], self.shown)
+        self.progress.update(int(values["episodes"]), self.shown)
 
 
 def dispatch_size(step: int, together: int, periods: tuple[int, ...], last: int) -> int:
@@ -292,7 +292,7 @@ def dispatch_size(step: int, together: int, periods: tuple[int, ...], last: int)
     return together if step + together <= min(row, last) else 1
 
 
-def _bytes(compiled: Any) -> int:
+def _bytes(compiled: jax.stages.Compiled) -> int:
     analysis = compiled.memory_analysis()
     sizes = ("temp_size_in_bytes", "argument_size_in_bytes", "output_size_in_bytes")
     return sum(getattr(analysis, size, 0) for size in sizes)

@@ -6,10 +6,14 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from fewshot.models.expectations import Exact, ExpectationRule, MonteCarlo
 from fewshot.models.gaussian import BlockSites, Sites
+
+Setting: TypeAlias = bool | int | float | str | None  # a value after `--set`
+Settings: TypeAlias = Mapping[str, Setting]  # by their dotted names
+Arguments: TypeAlias = dict[str, object]  # of a constructor, by name
 
 LARGEST_LOG = 40.0  # of a hyper-parameter that is exponentiated: exp(2 x 40) is a number in float32
 LARGEST_SEED = 2**32 - 1  # JAX takes the lower 32 bits of a seed
@@ -80,10 +84,10 @@ class Override(NamedTuple):
         union = typing.get_origin(self.kind) in (typing.Union, types.UnionType)
         return set(typing.get_args(self.kind)) if union else {self.kind}
 
-    def convert(self, value: Any) -> Any:
+    def convert(self, value: Setting) -> object:
         """The value in a type that the constructor accepts. Raises ConfigError."""
         accepted = self.accepted
-        if type(value) in (int, float) and accepted & {int, float, ExpectationRule}:
+        if isinstance(value, int | float) and type(value) is not bool and accepted & {int, float, ExpectationRule}:
             self._check_range(value)
         if isinstance(value, str) and value in self.words:
             return self.words[value]
@@ -93,8 +97,10 @@ class Override(NamedTuple):
             return float(value)
         if str in accepted and value is None:
             return "none"
-        if ExpectationRule in accepted and (value == "exact" or type(value) is int):
-            return Exact() if value == "exact" else self._monte_carlo(value)
+        if ExpectationRule in accepted and value == "exact":
+            return Exact()
+        if ExpectationRule in accepted and isinstance(value, int) and type(value) is not bool:
+            return self._monte_carlo(value)
         raise ConfigError(f"{self.name}: expected {self._wanted()}, got {value!r} (default {self._default()})")
 
     def _check_range(self, value: float) -> None:
@@ -132,7 +138,7 @@ class Override(NamedTuple):
 Targets = Mapping[str, list[Override]]
 
 
-def parse_override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Setting]:
     """`group.name=value` as a dotted name and a plain value. Raises ConfigError."""
     name, equals, value = text.partition("=")
     if not equals or name.count(".") != 1 or not value:
@@ -140,7 +146,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     return name, _plain(value)
 
 
-def check_overrides(settings: Mapping[str, Any], targets: Targets) -> None:
+def check_overrides(settings: Settings, targets: Targets) -> None:
     """Raises ConfigError, listing the valid names, for one that no constructor of this run has or a wrong type."""
     for dotted in settings:
         group, _, name = dotted.partition(".")
@@ -156,15 +162,15 @@ def check_overrides(settings: Mapping[str, Any], targets: Targets) -> None:
             raise ConfigError(f"--set {group}.{error}") from error
 
 
-def converted(settings: Mapping[str, Any], targets: list[Override]) -> dict[str, Any]:
+def converted(settings: Settings, targets: list[Override]) -> Arguments:
     """Checked settings of one group as constructor arguments."""
     return {
         override.name: override.convert(settings[override.name]) for override in targets if override.name in settings
     }
 
 
-def _plain(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
+def _plain(text: str) -> Setting:
+    words: Settings = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]
     for kind in (int, float):

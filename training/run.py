@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -30,15 +29,15 @@ from fewshot.training.configuration import (
     GAUSSIAN_PROCESS,
     OF_GAUSSIAN_PROCESS,
     RunConfig,
+    data_of,
     override_targets,
     prior_mean,
 )
 from fewshot.training.data import check_own_classes, load_splits
-from fewshot.training.overrides import LARGEST_LOG, ConfigError, converted
+from fewshot.training.overrides import LARGEST_LOG, Arguments, ConfigError, converted
 from fewshot.training.run_directory import RunDirectory, RunError
 from fewshot.training.weights import WeightTree
 
-Arguments: TypeAlias = dict[str, Any]  # of a constructor, by name
 EXPORT_AGAIN = "export it again by training with --resume"
 WORDS = {"f": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "true or false"}
 LARGEST_TEMPERATURE = 1e6
@@ -139,14 +138,15 @@ def load_run(run_dir: str | Path) -> Run:
     """The best weights of a run folder. Raises RunError for a folder that is missing or damaged."""
     directory = run_directory.load(Path(run_dir))
     stored = directory.load_weights()
-    config = RunConfig.from_json(directory.config, run_dir=str(run_dir))
-    if "image_shape" not in directory.config:
+    config = RunConfig.from_json(directory.config, str(run_dir))
+    data = data_of(directory.config)
+    if data.image_shape is None:
         raise RunError(f"expected an image_shape in {directory.path / 'config.json'}, got none; train again")
     try:  # both were checked with the rest
-        run = build_run(config, tuple(directory.config["image_shape"]), directory.config.get("training_classes", 0))
+        run = build_run(config, data.image_shape, data.training_classes)
     except ConfigError as error:
         raise RunError(f"{directory.path / 'config.json'}: {plain(error)[:300]}; train again") from error
-    run = replace(run, own_classes=directory.config.get("classes"))
+    run = replace(run, own_classes=data.classes)
     return with_weights(run, stored, directory.weights)
 
 

@@ -16,8 +16,11 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, Required, TypedDict, cast
 
+from jaxtyping import PyTree
+
+from fewshot.evaluation.text import Json
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import checkpoint, weights
 from fewshot.training.weights import WeightTree
@@ -27,6 +30,21 @@ READABLE = (1, SCHEMA_VERSION)
 MOST_BYTES = 1 << 26  # of config.json and of metrics.jsonl, which are read whole
 NEVER_NULL = ("step", "episodes", "seconds", "validation_accuracy")  # a resumed run counts on from these
 LARGEST_STEP = 1 << 53  # from which on JSON numbers are not exact
+
+
+class Record(TypedDict, total=False):
+    """A line of metrics.jsonl: what every learner has; its own diagnostics and hyper-parameters lie beside that."""
+
+    step: Required[int]
+    episodes: int
+    loss: float
+    failures: int
+    seconds: float
+    episodes_per_second: float
+    validation_accuracy: float
+    validation_nll: float
+    validation_failures: int
+    temperature: float
 
 
 class RunError(ValueError):
@@ -45,7 +63,7 @@ class RunDirectory:
     """
 
     path: Path
-    config: dict[str, Any]
+    config: dict[str, Json]
     writes: bool = True
 
     @property
@@ -63,7 +81,7 @@ class RunDirectory:
         """The exported weights."""
         return self.path / "weights.safetensors"
 
-    def append_metrics(self, step: int, values: Mapping[str, Any]) -> None:
+    def append_metrics(self, step: int, values: Mapping[str, object]) -> None:
         """Add one line to metrics.jsonl; before the checkpoint of the same step, so that none is lost in between.
 
         Numbers that are not finite become null, which is what JSON has for them.
@@ -74,7 +92,7 @@ class RunDirectory:
         with _told(self.metrics):
             append_line(self.metrics, json.dumps(record))
 
-    def read_metrics(self) -> list[dict[str, Any]]:
+    def read_metrics(self) -> list[Record]:
         """All records. A last line that was cut off is left out. Raises: RunError naming any other damaged line."""
         if not self.metrics.exists():
             return []
@@ -89,13 +107,13 @@ class RunDirectory:
         with _told(self.metrics):
             replace_text(self.metrics, "".join(json.dumps(record) + "\n" for record in kept), follow=False)
 
-    def save_checkpoint(self, step: int, state: Any) -> None:
+    def save_checkpoint(self, step: int, state: PyTree) -> None:
         """Save the state of the outer loop after `step` steps; the two newest checkpoints are kept."""
         if self.writes:
             with _told(self.checkpoints / str(step)):
                 checkpoint.save(self.checkpoints, step, state)
 
-    def restore_checkpoint(self, example: Any, any_number: Collection[str] = ()) -> tuple[int, Any] | None:
+    def restore_checkpoint(self, example: PyTree, any_number: Collection[str] = ()) -> tuple[int, PyTree] | None:
         """Newest checkpoint as (step, state), shaped like `example`; None if the run was stopped before its first one.
 
         any_number: the parts of the state that may hold numbers that are not finite.
@@ -122,10 +140,10 @@ class RunDirectory:
         except ValueError as error:
             raise RunError(f"{error}; export it again with meta_train.py --resume --run-dir {self.path}") from error
 
-    def _parse(self, number: int, line: str) -> dict[str, Any]:
+    def _parse(self, number: int, line: str) -> Record:
         record = _parsed(line)
         step = record.get("step") if isinstance(record, dict) else None
-        if type(step) is not int or not 0 <= step < LARGEST_STEP:
+        if not isinstance(record, dict) or type(step) is not int or not 0 <= step < LARGEST_STEP:
             raise RunError(
                 f"{self.metrics} line {number}: expected a JSON object with a step, got {line[:40]!r}; delete that line"
             )
@@ -135,7 +153,7 @@ class RunDirectory:
                 raise RunError(
                     f"{self.metrics} line {number}: expected a number as {name[:40]!r}, got {shown}; delete that line"
                 )
-        return dict(record)
+        return cast(Record, record)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -184,7 +202,7 @@ def check_new(path: Path) -> None:
         raise RunError(f"run folder {path} already exists; continue it with --resume or choose another --run-dir")
 
 
-def create(path: Path, config: Mapping[str, Any]) -> RunDirectory:
+def create(path: Path, config: Mapping[str, Json]) -> RunDirectory:
     """Make a run folder and write its config.json. Raises: RunError if the folder already holds anything."""
     check_new(path)
     with _told(path / "config.json"):
@@ -210,11 +228,11 @@ def load(path: Path, writes: bool = True) -> RunDirectory:
     return RunDirectory(path, config, writes)
 
 
-def _with_version(config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_version(config: Mapping[str, Json]) -> dict[str, Json]:
     return {"schema_version": SCHEMA_VERSION, **config}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     plain = value.item() if hasattr(value, "item") else value
     return None if isinstance(plain, float) and not math.isfinite(plain) else plain
 
@@ -229,7 +247,7 @@ def _read(path: Path) -> str:
     return path.read_bytes().decode("utf-8", "replace")
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> object:
     """The value of a JSON text, None for one that is none: NaN and nesting without end are not JSON."""
     try:
         return json.loads(text, parse_constant=_refuse)
@@ -241,7 +259,7 @@ def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _is_measured(name: str, value: Any) -> bool:
+def _is_measured(name: str, value: object) -> bool:
     """Whether a row may hold it: numbers, counts by name, words; null for a number that was not finite."""
     if isinstance(value, dict):
         return all(_is_number(count) for count in value.values())
@@ -250,7 +268,7 @@ def _is_measured(name: str, value: Any) -> bool:
     return value is None or isinstance(value, str) or _is_number(value)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return type(value) is int or (type(value) is float and math.isfinite(value))
 
 

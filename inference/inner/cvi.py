@@ -31,7 +31,7 @@ With `Curvature.EXPECTED` W^ is the mean over the nodes of the likelihood's own 
 import enum
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,26 +114,19 @@ def cvi(
     against Exact(). Raises TypeError for an object that is no likelihood, for a curvature that it does not offer and
     for other kinds of sites, ValueError for rho outside (0, 1].
     """
-    if rho is not None and not 0 < rho <= 1:
-        raise ValueError(f"rho must lie in (0, 1], got {rho}; None chooses it at every step")
-    if sites not in (Sites, BlockSites) or not isinstance(curvature, Curvature):
-        raise TypeError(f"expected sites=Sites or BlockSites and a Curvature, got {sites!r} and {curvature!r}")
     rule = MonteCarlo() if expectation is None else expectation
-    if curvature is Curvature.EXPECTED:
-        _check_expected(likelihood, rule)
     target = _Target(likelihood, sites, curvature)
+    _check(rho, target, rule)
 
     def init(key: Key[Array, ""], prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None) -> CVIState:
         points = rule.points(key, prior.mean.shape[0], prior.mean.dtype)
-        first = jnp.asarray(FIRST_STEP if rho is None else rho, prior.mean.dtype)
-        start = sites.zero(prior)
+        first, start = jnp.asarray(FIRST_STEP if rho is None else rho, prior.mean.dtype), sites.zero(prior)
         # Where no precision is projected, marginals will do, which take no factorisation.
         q = prior.given(start) if target.projected else None
         known = start.prior_marginals(prior) if q is None else q.marginals
         found = target.at(known, start, y, mask, points, prior, q)
-        return CVIState(
-            start, found.sites, found.data, jnp.full_like(found.data, jnp.inf), found.clipped, first, points
-        )
+        infinite = jnp.full_like(found.data, jnp.inf)
+        return CVIState(start, found.sites, found.data, infinite, found.clipped, first, points)
 
     def step(
         key: Key[Array, ""], state: CVIState, prior: GaussianPrior, y: Int[Array, " N"], mask: Mask | None = None
@@ -147,14 +140,9 @@ def cvi(
         if rho is not None:
             accepted, stalled, following = jnp.asarray(True), jnp.asarray(False), state.rho
         else:
-            # A bound is a difference of sums of N C terms of order one: that is what its rounding is relative to.
-            magnitude = jnp.abs(found.data) + q.kl + y.size * prior.mean.shape[0]
-            rounding = 100 * jnp.finfo(elbo.dtype).eps * magnitude
-            accepted = elbo >= state.elbo - rounding
+            accepted = elbo >= state.elbo - _rounding(found.data, q.kl, y.size * prior.mean.shape[0])
             stalled = ~accepted & (state.rho <= SHORTEST_STEP)
-            change = _subtract(direction, _subtract(found.sites, proposal))
-            secant = _secant_length(state.rho, direction, change, q.marginals)
-            following = jnp.where(accepted, secant, jnp.maximum(0.5 * state.rho, SHORTEST_STEP))
+            following = _following_length(state.rho, accepted, direction, _subtract(found.sites, proposal), q.marginals)
         residual, code = _residual(q, proposal, found.slope, found.sites), finite_code(elbo, *proposal)
         moved = CVIState(proposal, found.sites, elbo, residual, found.clipped, following, state.points)
         state = jax.tree.map(partial(jnp.where, accepted), moved, state._replace(rho=following))
@@ -167,19 +155,42 @@ def cvi(
     def log_evidence(state: CVIState, prior: GaussianPrior) -> Float[Array, ""]:
         return prior.log_normaliser(state.sites)
 
-    def update(state: CVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> AnySites:
-        q = prior.given(state.sites)
-        return target.at(q.marginals, state.sites, y, mask, state.points, prior, q).sites
-
+    update = partial(_update, target)
     fixed_point = FixedPoint(lambda state: state.sites, lambda state, sites: state._replace(sites=sites), update)
     traits = Traits("cvi", free_sites=True)
     return Inference(init, step, sites_held, gaussian_posterior, elbo, log_evidence, traits, fixed_point)
 
 
-def _check_expected(likelihood: Likelihood, rule: ExpectationRule) -> None:
-    """Raises TypeError or ValueError where the expected curvature cannot be had."""
-    if not isinstance(likelihood, SmoothLikelihood):
-        name = type(likelihood).__name__
+def _update(target: "_Target", state: CVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> AnySites:
+    """The target of (C1) at the sites of a state."""
+    q = prior.given(state.sites)
+    return target.at(q.marginals, state.sites, y, mask, state.points, prior, q).sites
+
+
+def _following_length(
+    rho: Array, accepted: Array, direction: AnySites, there: AnySites, marginals: AnyMarginals
+) -> Float[Array, ""]:
+    """Length of the next step: by the secant rule after one that was accepted, else half; `there` is where it led."""
+    secant = _secant_length(rho, direction, _subtract(direction, there), marginals)
+    return jnp.where(accepted, secant, jnp.maximum(0.5 * rho, SHORTEST_STEP))
+
+
+def _rounding(data: Array, kl: Array, terms: int) -> Array:
+    """What a bound may fall by for rounding: it is a difference of sums of so many terms of order one."""
+    return 100 * jnp.finfo(data.dtype).eps * (jnp.abs(data) + kl + terms)
+
+
+def _check(rho: float | None, target: "_Target", rule: ExpectationRule) -> None:
+    """Raises TypeError or ValueError for arguments that make no sense, or none together."""
+    if rho is not None and not 0 < rho <= 1:
+        raise ValueError(f"rho must lie in (0, 1], got {rho}; None chooses it at every step")
+    if target.kind not in (Sites, BlockSites) or not isinstance(target.curvature, Curvature):
+        got = f"{target.kind!r} and {target.curvature!r}"
+        raise TypeError(f"expected sites=Sites or BlockSites and a Curvature, got {got}")
+    if target.curvature is Curvature.GRADIENT:
+        return
+    if not isinstance(target.likelihood, SmoothLikelihood):
+        name = type(target.likelihood).__name__
         raise TypeError(f"Curvature.EXPECTED needs local_sites; {name} offers none: use Curvature.GRADIENT")
     if isinstance(rule, Exact):
         raise ValueError("Curvature.EXPECTED is a mean over nodes, of which Exact has none: use Curvature.GRADIENT")
@@ -201,7 +212,7 @@ class _Target:
     Where `projected`, diagonal precisions are the nearest ones in the cone W >= 0 (C8).
     """
 
-    likelihood: Any
+    likelihood: Likelihood
     kind: SiteKind
     curvature: Curvature
 
@@ -245,9 +256,11 @@ class _Target:
         """E_q of the local curvature, [N, C, C]."""
         if points is None:
             raise ValueError("Curvature.EXPECTED is a mean over nodes, and the expectation rule gave none")
+        assert isinstance(self.likelihood, SmoothLikelihood)  # as was checked
+        smooth = self.likelihood
 
         def blocks(f: Array) -> Array:
-            return self.likelihood.local_sites(y, f, classes_of(mask)).blocks()
+            return smooth.local_sites(y, f, classes_of(mask)).blocks()
 
         return expect(blocks, self._seen(marginals, mask), points)
 

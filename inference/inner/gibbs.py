@@ -9,6 +9,7 @@ f under the likelihood without its augmentation, after f | aux and before aux | 
 aux is drawn anew given where they end, so that the joint distribution stays. They need no factorisation.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -82,11 +83,9 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
     slices: elliptical slices a sweep; None for the likelihood's own `slices`, 0 where it has none. Raises TypeError for
     a likelihood without augmentation, ValueError for fewer than one chain and for a negative number of slices.
     """
-    if chains < 1:
-        raise ValueError(f"chains must be at least 1, got {chains}")
     moves = getattr(likelihood, "slices", 0) if slices is None else slices
-    if moves < 0:
-        raise ValueError(f"slices must be at least 0, got {moves}")
+    if chains < 1 or moves < 0:
+        raise ValueError(f"expected at least 1 chain and at least 0 slices, got {chains} and {moves}")
 
     def sites_of(aux: Aux, y: Array, mask: Mask | None) -> AnySites:
         return mask_sites(likelihood.sites(y, aux, classes_of(mask)), mask)
@@ -126,36 +125,52 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
     def posterior(state: GibbsState, prior: GaussianPrior) -> Mixture:
         return Mixture(jax.vmap(lambda chain: prior.given(chain))(sites(state)))
 
-    def pool(states: GibbsState) -> GibbsState:
-        f, aux = jax.tree.map(lambda draws: draws.reshape(-1, *draws.shape[2:]), (states.f, states.aux))
-        y, mask = jax.tree.map(lambda same: same[0], (states.y, states.mask))
-        return GibbsState(f, aux, y, mask)
-
-    def statistics(state: GibbsState, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, "M 3"]:
-        """log p(y | f), the latent of the first point's own class, and |f|^2 of the real points of every chain."""
-        real = jnp.ones(state.f.shape[1:], bool) if mask is None else mask.classes[:, None] & mask.points
-        data = jax.vmap(lambda f: sum_over_points(likelihood.log_prob(y, f, classes_of(mask)), mask))(state.f)
-        squares = jnp.sum(jnp.where(real, state.f**2, 0.0), axis=(1, 2))
-        return jnp.stack([data, state.f[:, y[0], 0], squares], axis=1)
-
-    def elbo(state: GibbsState, posterior: Mixture, y: Int[Array, " N"], mask: Mask | None = None) -> Float[Array, ""]:
-        """Mean over the chains of the augmented bound of N(f | sites): a lower bound, if not one that is maximised."""
-        del state
-
-        def bound(component: GaussianPosterior) -> Array:
-            known = component.seen
-            aux = likelihood.aux_posterior(y, known, None, classes_of(mask))
-            data = likelihood.augmented_bound(y, known, aux, classes_of(mask))
-            return sum_over_points(data, mask) - component.kl
-
-        return jnp.mean(jax.vmap(bound)(posterior.components))
-
     def log_evidence(state: GibbsState, prior: GaussianPrior) -> Float[Array, ""]:
         """Mean over the chains: by Fisher's identity its gradient estimates that of log p(y) (OVE 39)."""
         return jnp.mean(jax.vmap(lambda chain: prior.log_normaliser(chain))(sites(state)))
 
-    traits = Traits("gibbs", sampled=True)
-    return Inference(init, step, sites, posterior, elbo, log_evidence, traits, pool=pool, statistics=statistics)
+    traits, elbo, statistics = (
+        Traits("gibbs", sampled=True),
+        partial(_bound, likelihood),
+        partial(_statistics, likelihood),
+    )
+    return Inference(init, step, sites, posterior, elbo, log_evidence, traits, pool=_pool, statistics=statistics)
+
+
+def _pool(states: GibbsState) -> GibbsState:
+    """One state of all chains of all sweeps, from states with a leading axis over the sweeps."""
+    f, aux = jax.tree.map(lambda draws: draws.reshape(-1, *draws.shape[2:]), (states.f, states.aux))
+    y, mask = jax.tree.map(lambda same: same[0], (states.y, states.mask))
+    return GibbsState(f, aux, y, mask)
+
+
+def _statistics(
+    likelihood: AugmentedLikelihood, state: GibbsState, y: Int[Array, " N"], mask: Mask | None = None
+) -> Float[Array, "M 3"]:
+    """log p(y | f), the latent of the first point's own class, and |f|^2 of the real points of every chain."""
+    real = jnp.ones(state.f.shape[1:], bool) if mask is None else mask.classes[:, None] & mask.points
+    data = jax.vmap(lambda f: sum_over_points(likelihood.log_prob(y, f, classes_of(mask)), mask))(state.f)
+    squares = jnp.sum(jnp.where(real, state.f**2, 0.0), axis=(1, 2))
+    return jnp.stack([data, state.f[:, y[0], 0], squares], axis=1)
+
+
+def _bound(
+    likelihood: AugmentedLikelihood,
+    state: GibbsState,
+    posterior: Mixture,
+    y: Int[Array, " N"],
+    mask: Mask | None = None,
+) -> Float[Array, ""]:
+    """Mean over the chains of the augmented bound of N(f | sites): a lower bound, if not one that is maximised."""
+    del state
+
+    def of_chain(component: GaussianPosterior) -> Array:
+        known = component.seen
+        aux = likelihood.aux_posterior(y, known, None, classes_of(mask))
+        data = likelihood.augmented_bound(y, known, aux, classes_of(mask))
+        return sum_over_points(data, mask) - component.kl
+
+    return jnp.mean(jax.vmap(of_chain)(posterior.components))
 
 
 def _sliced(

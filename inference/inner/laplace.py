@@ -76,11 +76,7 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
     """
     rule = MonteCarlo() if expectation is None else expectation
 
-    def sites_at(f: Array, y: Array, mask: Mask | None) -> AnySites:
-        return mask_sites(likelihood.local_sites(y, f, classes_of(mask)), mask)
-
-    def log_likelihood(f: Array, y: Array, mask: Mask | None) -> Array:
-        return sum_over_points(likelihood.log_prob(y, f, classes_of(mask)), mask)
+    sites_at, log_likelihood = partial(_sites_at, likelihood), partial(_log_likelihood, likelihood)
 
     def at(
         mode: Mode, rho: Array, points: Points | None, prior: GaussianPrior, y: Array, mask: Mask | None
@@ -116,11 +112,6 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
     def posterior(state: LaplaceState, prior: GaussianPrior) -> GaussianPosterior:
         return prior.given(sites(state))
 
-    def elbo(
-        state: LaplaceState, posterior: Posterior, y: Int[Array, " N"], mask: Mask | None = None
-    ) -> Float[Array, ""]:
-        return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl
-
     def log_evidence(state: LaplaceState, prior: GaussianPrior) -> Float[Array, ""]:
         """log p(y) by Laplace: log Z of the sites, and what log p(y | f) and the sites differ by at f."""
         f, local = state.mode.f, sites(state)
@@ -133,6 +124,24 @@ def laplace(likelihood: SmoothLikelihood, *, expectation: ExpectationRule | None
     def write(state: LaplaceState, f: Array) -> LaplaceState:
         return state._replace(mode=state.mode._replace(f=f))
 
-    fixed_point = FixedPoint(lambda state: state.mode.f, write, update)
+    fixed_point, elbo = FixedPoint(lambda state: state.mode.f, write, update), partial(_bound, likelihood)
     traits = Traits("laplace", evidence_value=True)
     return Inference(init, step, sites, posterior, elbo, log_evidence, traits, fixed_point)
+
+
+def _bound(
+    likelihood: SmoothLikelihood,
+    state: LaplaceState,
+    posterior: Posterior,
+    y: Int[Array, " N"],
+    mask: Mask | None = None,
+) -> Float[Array, ""]:
+    return expected_data(likelihood, y, posterior.marginals, state.points, mask) - posterior.kl
+
+
+def _sites_at(likelihood: SmoothLikelihood, f: Array, y: Array, mask: Mask | None) -> AnySites:
+    return mask_sites(likelihood.local_sites(y, f, classes_of(mask)), mask)
+
+
+def _log_likelihood(likelihood: SmoothLikelihood, f: Array, y: Array, mask: Mask | None) -> Array:
+    return sum_over_points(likelihood.log_prob(y, f, classes_of(mask)), mask)

@@ -9,8 +9,8 @@ that such files are made of and four names, for which it has its own meaning. Ev
 import io
 import pickletools
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -47,20 +47,23 @@ class _Tensor(NamedTuple):
     strides: tuple[int, ...]
 
 
+Wanted = TypeVar("Wanted")
+
+
 class _Machine:
     """Stack and memory of one pickle; an operation is a method with the pickle's name of it."""
 
     def __init__(self) -> None:
-        self.stack: list[Any] = []
+        self.stack: list[object] = []
         self.marks: list[int] = []
-        self.memory: dict[int, Any] = {}
+        self.memory: dict[int, object] = {}
 
-    def run(self, stream: io.BytesIO) -> Any:
+    def run(self, stream: io.BytesIO) -> object:
         """The value of the pickle that begins here, after which it leaves the stream. Raises WeightsError, DAMAGE."""
         for operation, argument, _ in pickletools.genops(stream):
             if operation.name == "STOP":
                 return self.stack.pop()
-            method: Callable[[Any], None] | None = getattr(self, f"do_{operation.name}", None)
+            method: Callable[[object], None] | None = getattr(self, f"do_{operation.name}", None)
             if method is None:
                 raise WeightsError(
                     f"expected tensors in a file of weights, got the operation {operation.name}; {ADVICE}"
@@ -68,13 +71,13 @@ class _Machine:
             method(argument)
         raise ValueError("a pickle without an end")
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         """A constant."""
         self.stack.append(value)
 
     do_BININT = do_BININT1 = do_BININT2 = do_LONG1 = do_BINUNICODE = push
 
-    def since_mark(self) -> list[Any]:
+    def since_mark(self) -> list[object]:
         """Takes all operands after the last mark off the stack."""
         place = self.marks.pop()
         values = self.stack[place:]
@@ -129,7 +132,7 @@ class _Machine:
         for key, value in zip(values[::2], values[1::2], strict=True):
             self._set(key, value)
 
-    def _set(self, key: Any, value: Any) -> None:
+    def _set(self, key: object, value: object) -> None:
         # Words only: Python takes the hash of a deep tuple by recursion in C, without a limit.
         _of_type(self.stack[-1], dict)[_of_type(key, str)] = value
 
@@ -170,30 +173,34 @@ class _Machine:
         self.push(_Storage(dtype, _of_type(key, str), _size(count)))
 
 
-def _of_type(value: Any, wanted: type) -> Any:
+def _of_type(value: object, wanted: type[Wanted]) -> Wanted:
     """Its argument. Raises TypeError for another type."""
     if type(value) is not wanted:
         raise TypeError(f"a {type(value).__name__} in place of a {wanted.__name__}")
     return value
 
 
-def _size(value: Any) -> int:
-    if _of_type(value, int) < 0:
+def _size(value: object) -> int:
+    size = _of_type(value, int)
+    if size < 0:
         raise ValueError("a negative size")
-    return int(value)
+    return size
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, _gradient: Any, _hooks: Any) -> _Tensor:
+def _tensor(
+    storage: object, offset: object, shape: object, strides: object, _gradient: object, _hooks: object
+) -> _Tensor:
     """A tensor that lies within its storage and has no more numbers than it. Raises ValueError or TypeError."""
-    if len(_of_type(shape, tuple)) > MOST_AXES:
-        raise ValueError(f"a tensor of {len(shape)} axes")
-    count, last, steps = 1, _size(offset), []
-    for size, step in zip(map(_size, shape), map(_size, _of_type(strides, tuple)), strict=True):
+    axes, held, first = _of_type(shape, tuple), _of_type(storage, _Storage), _size(offset)
+    if len(axes) > MOST_AXES:
+        raise ValueError(f"a tensor of {len(axes)} axes")
+    count, last, steps = 1, first, []
+    for size, step in zip(map(_size, axes), map(_size, _of_type(strides, tuple)), strict=True):
         steps.append(step if size > 1 else 0)  # along an axis of length 1 a stride means nothing
         count, last = count * size, last + (size - 1) * steps[-1]
-    if not 0 < count <= _of_type(storage, _Storage).length or last >= storage.length:
+    if not 0 < count <= held.length or last >= held.length:
         raise ValueError("a tensor that is empty or larger than its storage")
-    return _Tensor(storage, offset, shape, tuple(steps))
+    return _Tensor(held, first, axes, tuple(steps))
 
 
 def read_torch_weights(content: bytes) -> dict[str, np.ndarray]:
@@ -219,12 +226,15 @@ def read_torch_weights(content: bytes) -> dict[str, np.ndarray]:
         raise WeightsError(f"expected weights as PyTorch wrote them before 1.6, got {reason}; {ADVICE}") from error
 
 
-def _storages(content: bytes, start: int, tensors: dict[str, Any], keys: Sequence[Any]) -> dict[str, np.ndarray]:
+def _storages(
+    content: bytes, start: int, tensors: Mapping[str, object], keys: Sequence[object]
+) -> dict[str, np.ndarray]:
     """The numbers of every storage, whose lengths must fill the file to its last byte."""
-    declared = {_of_type(tensor, _Tensor).storage.key: tensor.storage for tensor in tensors.values()}
+    storages = [_of_type(tensor, _Tensor).storage for tensor in tensors.values()]
+    declared = {storage.key: storage for storage in storages}
     numbers: dict[str, np.ndarray] = {}
-    for key in keys:
-        storage = declared[_of_type(key, str)]
+    for key in (_of_type(one, str) for one in keys):
+        storage = declared[key]
         (count,) = struct.unpack_from("<q", content, start)
         if count != storage.length or key in numbers:
             raise ValueError(f"a storage of {count} numbers where {storage.length} were announced")

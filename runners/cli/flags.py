@@ -2,7 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,8 +28,9 @@ def parse(arguments: Sequence[str] | None = None) -> RunConfig:
 def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     path = config.run_dir or resolve(config).run_dir
     assert path is not None
-    location = {name: getattr(config, name) for name in NOT_STORED} | {"run_dir": path}
-    stored = RunConfig.from_json(run_directory.load(Path(path)).config, **location)
+    fill: Callable[..., RunConfig] = replace
+    here = {name: getattr(config, name) for name in NOT_STORED - {"run_dir"}}
+    stored = fill(RunConfig.from_json(run_directory.load(Path(path)).config, path), **here)
     # A flag given as auto asks for nothing; a seed of 0 is a seed.
     asked = {name: value for name, value in given.items() if name == "seed" or not is_open(value)}
     wanted = {name: value for name, value in asked.items() if name not in NOT_STORED}

@@ -2,11 +2,10 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Required, TypedDict
 
 from fewshot.evaluation.text import format_markdown, format_percent, format_seconds
 from fewshot.runners.studies.published import Published
-from fewshot.runners.studies.reporting import Row
 
 HEADER = ["method", "shot", "seed", "training images", "steps", "best at", "training episodes", "rank", "accuracy"]
 HEADER += ["over classes", "sd of batches", "class means", "nearest neighbour", "NLL", "Brier", "ECE", "debiased ECE"]
@@ -23,7 +22,47 @@ LEGEND = {
     "training time": "with validation, on a machine that others used too",
     "failures": "episodes of training + test whose inference failed",
 }
+MEANS: Mapping[str, Literal["nll", "brier", "ece"]] = {"NLL": "nll", "Brier": "brier", "ECE": "ece"}  # over seeds
 EQUAL = ("shot", "seed", "augment", "budget")  # of all rows that are ranked among each other
+
+
+class Measured(TypedDict, total=False):
+    """What is kept of `evaluation.metrics.summarise`; rows of earlier versions lack some of it."""
+
+    accuracy: Required[float]
+    accuracy_ci95: Required[float | None]
+    accuracy_std_batches: Required[float]
+    nll: Required[float]
+    brier: Required[float]
+    mce: float
+    ece: Required[float]
+    ece_debiased: float | None
+    ece_floor: float
+    ece_floor_q95: float
+    ece_within_band: bool
+    temperature: float
+
+
+class Row(Measured, total=False):
+    """A line of results.json. budget: planned steps of the optimiser; augment: how training images were changed."""
+
+    method: Required[str]
+    shot: Required[int]
+    episodes: Required[int]
+    seed: int
+    budget: int
+    augment: str
+    steps: int
+    best_step: int
+    over_classes: Sequence[float] | None
+    same_features: Mapping[str, Mapping[str, float | None]]
+    raw: Required[Measured]
+    calibrated: Required[Measured]
+    adapted: Measured
+    failures: Required[int]
+    training_failures: Required[int]
+    training_seconds: Required[float]
+    test_seconds: float
 
 
 class Diverged(NamedTuple):
@@ -96,7 +135,8 @@ def _cells(row: Row, place: int | None) -> list[str]:
         "training time": format_seconds(row["training_seconds"]),
         "failures": f"{row['training_failures']} + {row['failures']}",
     }
-    same = {name: f"{100 * one['accuracy']:.1f}" for name, one in row.get("same_features", {}).items()}
+    same = {name: f"{100 * (one['accuracy'] or 0):.1f}" for name, one in row.get("same_features", {}).items()}
+    adapted = row.get("adapted")
     numbers = {
         "NLL": row["nll"],
         "Brier": row["brier"],
@@ -105,7 +145,7 @@ def _cells(row: Row, place: int | None) -> list[str]:
         "ECE by chance": row.get("ece_floor_q95"),
         "raw NLL": row["raw"]["nll"],
         "raw ECE": row["raw"]["ece"],
-        "adapted ECE": row.get("adapted", {}).get("ece"),
+        "adapted ECE": adapted["ece"] if adapted else None,
         "calibrated ECE": row["calibrated"]["ece"],
         "debiased calibrated": row["calibrated"].get("ece_debiased"),
     }
@@ -118,8 +158,9 @@ def _mean_cells(group: Sequence[Row]) -> list[str]:
     accuracy = [100 * row["accuracy"] for row in group]
     spread = f"{statistics.mean(accuracy):.1f}, sd {statistics.stdev(accuracy):.1f}"
     cells = {"method": group[0]["method"], "shot": str(group[0]["shot"]), "seed": f"mean of {len(group)}"}
-    means = {name: statistics.mean(row[name.lower()] for row in group) for name in ("NLL", "Brier", "ECE")}
-    return _under_header({**cells, "accuracy": spread, **{name: f"{value:.3f}" for name, value in means.items()}})
+    scores = {name: [row[key] for row in group] for name, key in MEANS.items()}
+    means = {name: f"{statistics.mean(values):.3f}" for name, values in scores.items()}
+    return _under_header({**cells, "accuracy": spread, **means})
 
 
 def _diverged_cells(one: Diverged) -> list[str]:

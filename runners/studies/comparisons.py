@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from fewshot import models
 from fewshot.runners.studies import published
 from fewshot.runners.studies.published import Published
 from fewshot.training.configuration import AUTO
+from fewshot.training.overrides import Setting, Settings
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class Method:
     name: str
     likelihood: str = "softmax"
     inference: str = AUTO
-    changes: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, str | int] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Comparison:
     quick_methods: tuple[str, ...] = ()
     test_episodes: int = 600
     batches: int = 5
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     published: tuple[Published, ...] = ()
 
 
-def learned_both_ways(name: str, likelihood: str, inference: str, **settings: Any) -> Iterable[Method]:
+def learned_both_ways(name: str, likelihood: str, inference: str, **settings: Setting) -> Iterable[Method]:
     """A pair trained by its marginal likelihood (ML, all images labelled) and by prediction of the queries (PL)."""
     bound = {"gaussian": "evidence"}.get(likelihood, "evidence" if inference == "gibbs" else "elbo")
     for suffix, objective in (("ml", bound), ("pl", "predictive")):
@@ -50,8 +50,8 @@ def learned_both_ways(name: str, likelihood: str, inference: str, **settings: An
 
 def _characters_to_letters() -> tuple[Method, ...]:
     """Every Gaussian-process method of the papers, ours, the other learners, and many with changed training images."""
-    augmented = {"trainer.augment": "handwriting"}
-    gibbs = {"inference.chains": 4}
+    augmented: dict[str, Setting] = {"trainer.augment": "handwriting"}
+    gibbs: dict[str, Setting] = {"inference.chains": 4}
     # With its usual kernel, and noise and scale nearly as they start. Learned by the evidence the noise falls with the
     # errors on training classes, which a new domain then pays for.
     dkt = {"kernel": "cosine", "objective": "evidence"}, {"trainer.kernel_learning_rate": 1e-4}
@@ -76,11 +76,11 @@ def _characters_to_letters() -> tuple[Method, ...]:
     )
 
 
-def _learners(suffix: str = "", **settings: Any) -> Iterable[Method]:
+def _learners(suffix: str = "", **settings: Setting) -> Iterable[Method]:
     """The learners that train and are no Gaussian process, under their own names; MAML as published for characters."""
     for name in ("prototypical", "matching", "relation", "feature-transfer", "baseline++"):
         yield Method(f"{name}{suffix}", changes={"learner": name}, settings=settings)
-    one_step = {"learner.inner_steps": 1, "learner.inner_rate": 0.1}
+    one_step: dict[str, Setting] = {"learner.inner_steps": 1, "learner.inner_rate": 0.1}
     for name in ("maml", "first-order-maml", "bayesian-maml", "chaser", "abml"):
         yield Method(f"{name}{suffix}", changes={"learner": name, "tasks_per_step": 4}, settings=one_step | settings)
 
@@ -114,7 +114,7 @@ _PAIRS = (
 )
 
 _ON_FIXED_FEATURES = ("nearest-mean", "nearest-neighbour", "logistic-regression")
-_PLAIN: dict[str, Any] = {"trainer.augment": "none"}
+_PLAIN: dict[str, Setting] = {"trainer.augment": "none"}
 _EARLY = {"trainer.patience": 1 / 3}  # ends a run whose validation has not improved for a third of it
 _MAIN = ("softmax-cvi-ml", "one-vs-each-cvi-ml", "label-regression-ml", "softmax-cvi-augmented-ml")
 _PAPERS_EPISODES = {1: 60_000, 5: 40_000}

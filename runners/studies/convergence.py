@@ -14,10 +14,10 @@ The best is chosen with hindsight for every scale: the one with the fewest steps
 three.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, Required, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -50,15 +50,32 @@ class Climb(NamedTuple):
     chosen: tuple[float, ...] | None = None
 
 
-def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row]:
+class Needed(TypedDict):
+    """Steps over the tasks, None for more than were looked at, and the last median gap in nats."""
+
+    median: float | None
+    largest: float | None
+    looked_at: int
+    gap: float
+
+
+class ConvergenceRow(Needed, total=False):
+    """What one method needed at one scale; chosen: its best step length or rate there."""
+
+    shot: Required[int]
+    scale: Required[float]
+    method: Required[str]
+    chosen: float
+
+
+def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence[Row]:
     """One row for each shot, scale and method; table.md, results.json and convergence.png in the folder."""
     path = folder(NAME, quick, out)
     shots, scales, tasks, thin = ((1,), (1.0, 30.0), 3, 4) if quick else ((1, 5), SCALES, 10, 1)
     with jax.enable_x64(True):
         curves = {shot: climbs(seed, shot, scales, tasks, thin) for shot in shots}
     rows = [
-        {"shot": shot, "scale": scale, "method": name, **steps_needed(climb.gaps[i])}
-        | ({"chosen": climb.chosen[i]} if climb.chosen else {})
+        row_of(shot, scale, name, climb, i)
         for shot, methods in curves.items()
         for i, scale in enumerate(scales)
         for name, climb in methods.items()
@@ -67,6 +84,14 @@ def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row
     write(path, rows, {title: _table(rows, scales)}, quick=quick, seed=seed, tasks=tasks)
     _plot(curves, scales, path / "convergence.png")
     return rows
+
+
+def row_of(shot: int, scale: float, name: str, climb: Climb, number: int) -> ConvergenceRow:
+    """What a method needed at one scale, the `number`-th of its climb."""
+    row: ConvergenceRow = {"shot": shot, "scale": scale, "method": name, **steps_needed(climb.gaps[number])}
+    if climb.chosen:
+        row["chosen"] = climb.chosen[number]
+    return row
 
 
 def climbs(seed: int, shot: int, scales: tuple[float, ...], tasks: int, thin: int) -> dict[str, Climb]:
@@ -105,7 +130,7 @@ def problems(seed: int, shot: int, tasks: int) -> tuple[Float[Array, "E N N"], I
 
 @partial(jax.jit, static_argnums=(0, 1))
 def bounds(
-    kernel: Inference, steps: int, keys: Any, covariances: Float[Array, "scales E N N"], y: Int[Array, " N"]
+    kernel: Inference, steps: int, keys: Array, covariances: Float[Array, "scales E N N"], y: Int[Array, " N"]
 ) -> Float[Array, "scales E steps"]:
     """The bound after every step from the prior."""
 
@@ -133,15 +158,15 @@ def first_near(values: Float[np.ndarray, "... steps"]) -> Float[np.ndarray, "...
     return np.where(last_far == steps, np.inf, last_far + 1.0)
 
 
-def steps_needed(values: Float[np.ndarray, "E steps"]) -> Row:
+def steps_needed(values: Float[np.ndarray, "E steps"]) -> Needed:
     """Median and largest number of steps over the tasks (None: more than were looked at), and the last median gap."""
     counts = first_near(values)
-    named = {"median": float(np.median(counts)), "largest": float(counts.max())}
-    finite = {name: value if np.isfinite(value) else None for name, value in named.items()}
-    return {**finite, "looked_at": values.shape[-1], "gap": float(np.median(values[:, -1]))}
+    median, largest = (float(value) if np.isfinite(value) else None for value in (np.median(counts), counts.max()))
+    gap = float(np.median(values[:, -1]))
+    return {"median": median, "largest": largest, "looked_at": values.shape[-1], "gap": gap}
 
 
-def _table(rows: list[Row], scales: tuple[float, ...]) -> list[list[str]]:
+def _table(rows: list[ConvergenceRow], scales: tuple[float, ...]) -> list[list[str]]:
     lines = []
     for shot in dict.fromkeys(row["shot"] for row in rows):
         for method in dict.fromkeys(row["method"] for row in rows):
@@ -150,8 +175,9 @@ def _table(rows: list[Row], scales: tuple[float, ...]) -> list[list[str]]:
     return [["method", "shot", *(f"scale {scale:g}" for scale in scales)], *lines]
 
 
-def _count(row: Row) -> str:
-    median, largest = (f"> {row['looked_at']}" if row[n] is None else f"{row[n]:g}" for n in ("median", "largest"))
+def _count(row: ConvergenceRow) -> str:
+    found = row["median"], row["largest"]
+    median, largest = (f"> {row['looked_at']}" if steps is None else f"{steps:g}" for steps in found)
     return f"{median} ({largest})"
 
 

@@ -7,7 +7,6 @@ hyper-gradients are then compared at equal numbers of steps.
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 from fewshot.runners.studies.comparisons import Comparison, Method
 from fewshot.runners.studies.published import Published
@@ -22,13 +21,13 @@ HYPERGRADIENT_STEPS = (1, 3, 10, 50)
 
 def _mirror(name: str, steps: int = 3, kernel: str = "cosine", rho: float = 1.0) -> Method:
     """Mirror descent as MD trains it: steps of a fixed length, unrolled."""
-    changes: dict[str, Any] = {"kernel": kernel, "hypergradient": "unroll", "inner_steps": steps}
+    changes: dict[str, str | int] = {"kernel": kernel, "hypergradient": "unroll", "inner_steps": steps}
     return Method(name, "softmax", "cvi", changes, {"inference.rho": rho})
 
 
 def _coordinate_ascent(name: str, temperature: float) -> Method:
     """CAVI as CDKT trains it: two steps, unrolled; the temperature starts there and is learned with the kernel."""
-    changes: dict[str, Any] = {"kernel": "cosine", "hypergradient": "unroll", "inner_steps": 2}
+    changes: dict[str, str | int] = {"kernel": "cosine", "hypergradient": "unroll", "inner_steps": 2}
     return Method(name, "logistic-softmax", "cavi", changes, {"likelihood.temperature": temperature})
 
 

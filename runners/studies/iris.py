@@ -8,10 +8,10 @@ approximation of the softmax posterior: E_q[log softmax] - KL(q || p), larger is
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ from fewshot.runners.studies.reporting import Row, StudyError, folder, new_figur
 NAME, CLASSES, BINS, SPLITS = "iris", 3, 10, 200
 BOUND_DRAWS, BLOCK = 1024, 10  # of the ELBO against softmax; splits that are solved together
 SHOTS = (1, 2, 3, 4, 5, 10, 15, 20, 25, 30)
-METHODS: dict[str, tuple[Likelihood, Callable[[Any], Inference]]] = {
+METHODS: dict[str, tuple[Likelihood, Callable[..., Inference]]] = {
     "softmax, cvi": (Softmax(), cvi),
     "softmax, cvi with block sites": (Softmax(), partial(cvi, sites=BlockSites)),
     "softmax, laplace": (Softmax(), laplace),
@@ -46,12 +46,33 @@ METHODS: dict[str, tuple[Likelihood, Callable[[Any], Inference]]] = {
 HYPER = {"log_scale": 0.0, "log_lengthscale": -0.5 * math.log(2)}
 
 
-def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row]:
+class Averages(TypedDict):
+    """Means over the splits with their intervals, ECE pooled and by split, and the number of failures."""
+
+    accuracy: float
+    accuracy_ci95: float
+    brier: float
+    ece: float
+    ece_mean_of_splits: float
+    elbo: float
+    elbo_ci95: float
+    failures: int
+
+
+class IrisRow(Averages):
+    """A method at a number of examples a class, over so many splits."""
+
+    method: str
+    shot: int
+    splits: int
+
+
+def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence[Row]:
     """One row for each method and number of examples; table.md, results.json and iris.png in the folder."""
     path = folder(NAME, quick, out)
     x, y = load_iris()
     shots, splits = ((1, 5, 30), 10) if quick else (SHOTS, SPLITS)
-    rows = [
+    rows: list[IrisRow] = [
         {"method": name, "shot": shot, "splits": splits, **scores(name, x, y, split(seed, y, shot, splits), seed)}
         for shot in shots
         for name in METHODS
@@ -94,9 +115,7 @@ def split(seed: int, y: Int[np.ndarray, " I"], shot: int, splits: int) -> Split:
     return Split(np.resize(train.T, (size, splits)).T, np.arange(size) < CLASSES * shot, test)
 
 
-def scores(
-    name: str, x: Float[np.ndarray, "I 2"], y: Int[np.ndarray, " I"], drawn: Split, seed: int
-) -> dict[str, float | int]:
+def scores(name: str, x: Float[np.ndarray, "I 2"], y: Int[np.ndarray, " I"], drawn: Split, seed: int) -> Averages:
     """Metrics over the splits; the intervals are 95%, over splits."""
     keys = jax.random.split(jax.random.key(seed), len(drawn.train))
     everywhere, bounds, codes = solve(name, keys, x, y, drawn.train, drawn.real)
@@ -147,7 +166,7 @@ def solve(
     return jax.lax.map(lambda pair: one(*pair), (keys, train), batch_size=min(len(keys), BLOCK))
 
 
-def _table(rows: list[Row]) -> list[list[str]]:
+def _table(rows: list[IrisRow]) -> list[list[str]]:
     header = ["method", "examples a class", "accuracy", "Brier", "ECE", "ECE, mean of splits", "ELBO", "failures"]
     return [
         header,
@@ -156,7 +175,7 @@ def _table(rows: list[Row]) -> list[list[str]]:
                 row["method"],
                 str(row["shot"]),
                 f"{100 * row['accuracy']:.1f} +- {100 * row['accuracy_ci95']:.1f}%",
-                *(f"{row[name]:.3f}" for name in ("brier", "ece", "ece_mean_of_splits")),
+                *(f"{value:.3f}" for value in (row["brier"], row["ece"], row["ece_mean_of_splits"])),
                 f"{row['elbo']:.2f} +- {row['elbo_ci95']:.2f}",
                 str(row["failures"]),
             ]
@@ -165,21 +184,22 @@ def _table(rows: list[Row]) -> list[list[str]]:
     ]
 
 
-def _plot(rows: list[Row], path: Path) -> None:
+def _plot(rows: list[IrisRow], path: Path) -> None:
     """Four panels against the number of examples; the ELBO as its difference from that of softmax with cvi."""
     figure, axes = new_figure(1, 4, (3.4, 3.0))
     best = {row["shot"]: row["elbo"] for row in rows if row["method"] == "softmax, cvi"}
-    panels = {
-        "accuracy": "accuracy",
-        "brier": "Brier score",
-        "ece": "ECE (10 bins, pooled)",
-        "elbo": "ELBO less softmax, cvi",
+    panels: dict[str, Callable[[IrisRow], float]] = {
+        "accuracy": lambda row: row["accuracy"],
+        "Brier score": lambda row: row["brier"],
+        "ECE (10 bins, pooled)": lambda row: row["ece"],
+        "ELBO less softmax, cvi": lambda row: row["elbo"] - best[row["shot"]],
     }
-    for axis, (name, label) in zip(axes[0], panels.items(), strict=True):
+    for axis, (label, value) in zip(axes[0], panels.items(), strict=True):
         for method in METHODS:
             mine = [row for row in rows if row["method"] == method]
-            values = [row[name] - (best[row["shot"]] if name == "elbo" else 0.0) for row in mine]
-            axis.plot([row["shot"] for row in mine], values, marker="o", markersize=3, label=method)
+            axis.plot(
+                [row["shot"] for row in mine], [value(row) for row in mine], marker="o", markersize=3, label=method
+            )
         axis.set(xlabel="examples a class", title=label)
     axes[0, 0].legend(fontsize=8)
     save(figure, path)

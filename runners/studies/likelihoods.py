@@ -6,6 +6,7 @@ python runners/studies/likelihoods.py [--quick] [--out DIR] [--seed n]
 2. C = 3, one example of the first class, f_1 and f_2 ~ N(0, 1), f_3 = 0: p(y = 1 | f), and p(f | y = 1) on a grid.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -30,18 +31,18 @@ LIKELIHOODS: dict[str, Likelihood] = {
 CLASSES, MEANS, REACH = 5, (0.0, -5.0), 3.0
 
 
-def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row]:
+def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence[Row]:
     """Rows of both parts, with table.md, results.json, confidence.png and surfaces.png in the folder."""
     path = folder(NAME, quick, out)
     draws, side = (2_000, 41) if quick else (50_000, 161)
     confidences = {mean: confidence(jax.random.key(seed), mean, draws) for mean in MEANS}
     surfaces = {name: surface(likelihood, side) for name, likelihood in LIKELIHOODS.items()}
-    prior_rows = [
+    prior_rows: list[dict[str, str | float]] = [
         {"part": "confidence", "likelihood": name, "prior_mean": mean, **spread(values)}
         for mean, each in confidences.items()
         for name, values in each.items()
     ]
-    surface_rows = [
+    surface_rows: list[dict[str, str | float]] = [
         {"part": "posterior", "likelihood": name, **moments(axis, posterior)}
         for name, (axis, _, posterior) in surfaces.items()
     ]
@@ -101,9 +102,13 @@ def moments(axis: np.ndarray, density: np.ndarray) -> dict[str, float]:
     return named | {"sd_1": float(deviation[0]), "sd_2": float(deviation[1]), "correlation": float(correlation)}
 
 
-def _table(rows: list[Row], columns: list[str]) -> list[list[str]]:
-    cells = [[row[c] if isinstance(row[c], str) else f"{row[c]:.2f}" for c in columns] for row in rows]
+def _table(rows: Sequence[Mapping[str, str | float]], columns: list[str]) -> list[list[str]]:
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
     return [[column.replace("_", " ") for column in columns], *cells]
+
+
+def _cell(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.2f}"
 
 
 def _plot_confidence(confidences: dict[float, dict[str, np.ndarray]], path: Path) -> None:

@@ -8,12 +8,15 @@ one that was stopped goes on. Steps are timed anew each time: let nothing else r
 """
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import jax
 import numpy as np
 
+from fewshot.evaluation.metrics import Metric
+from fewshot.evaluation.text import format_percent
 from fewshot.inference.outer.svi import Trainer
 from fewshot.runners import meta_train
 from fewshot.runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
@@ -28,11 +31,42 @@ EPISODES, QUICK_EPISODES = 1000, 40  # of training
 TIMED = 10  # training steps
 
 
-def main(quick: bool = False, out: str | None = None, seed: int = 0) -> list[Row]:
+class Point(TypedDict):
+    """The validation NLL after so many training episodes."""
+
+    episodes: int
+    validation_nll: float
+
+
+class Trained(TypedDict):
+    """Test scores of a run, its failed tasks and its validation curve."""
+
+    accuracy: Metric
+    accuracy_ci95: Metric
+    nll: Metric
+    training_failures: int
+    curve: list[Point]
+
+
+class Cost(TypedDict):
+    """Milliseconds of a training step, and megabytes of XLA's temporaries."""
+
+    step_ms: float
+    step_MB: float
+
+
+class OuterLoopRow(Trained, Cost):
+    """A mode of hyper-gradients with a number of inner steps."""
+
+    hypergradient: str
+    inner_steps: int
+
+
+def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence[Row]:
     """One row for each mode and number of inner steps; table.md, results.json and outer-loop.png in the folder."""
     path = folder(NAME, quick, out)
     cells = [(mode, steps) for steps in ((1, 10) if quick else STEPS) for mode in MODES]
-    rows: list[Row] = []
+    rows: list[OuterLoopRow] = []
     for mode, steps in cells:
         config = configuration(path, mode, steps, QUICK_EPISODES if quick else EPISODES, seed)
         row = trained(config)
@@ -63,7 +97,7 @@ def configuration(path: Path, mode: str, steps: int, episodes: int, seed: int) -
     )
 
 
-def trained(config: RunConfig) -> Row:
+def trained(config: RunConfig) -> Trained:
     """Test scores and the validation curve of one run. Raises KeyboardInterrupt if it was stopped."""
     path = Path(config.run_dir or "")
     result = meta_train.main(begun(resolve(config), path) if path.exists() else config)
@@ -72,13 +106,15 @@ def trained(config: RunConfig) -> Row:
     test = result["test"]["trained"]
     records = [record for record in run_directory.load(path).read_metrics() if "validation_nll" in record]
     return {
-        **{name: test[name] for name in ("accuracy", "accuracy_ci95", "nll")},
+        "accuracy": test["accuracy"],
+        "accuracy_ci95": test["accuracy_ci95"],
+        "nll": test["nll"],
         "training_failures": result["training_failures"],
-        "curve": [{name: record[name] for name in ("episodes", "validation_nll")} for record in records],
+        "curve": [{"episodes": row["episodes"], "validation_nll": row["validation_nll"]} for row in records],
     }
 
 
-def cost(config: RunConfig) -> dict[str, float]:
+def cost(config: RunConfig) -> Cost:
     """Milliseconds of a training step (the fastest of TIMED) and megabytes of XLA's temporaries."""
     splits = load_splits(config.dataset, config.data_root)
     config = with_queries(resolve(config), splits)
@@ -94,16 +130,16 @@ def cost(config: RunConfig) -> dict[str, float]:
     return {"step_ms": 1e3 * min(seconds), "step_MB": compiled.memory_analysis().temp_size_in_bytes / 1e6}
 
 
-def _table(rows: list[Row]) -> list[list[str]]:
+def _table(rows: list[OuterLoopRow]) -> list[list[str]]:
     header = ["hyper-gradient", "inner steps", "accuracy", "NLL", "training failures", "step, ms", "step, MB"]
     return [header, *map(_cells, rows)]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: OuterLoopRow) -> list[str]:
     return [
         row["hypergradient"],
         str(row["inner_steps"]),
-        f"{100 * row['accuracy']:.1f} +- {100 * row['accuracy_ci95']:.1f}%",
+        format_percent(row["accuracy"], row["accuracy_ci95"]),
         f"{row['nll']:.3f}",
         str(row["training_failures"]),
         f"{row['step_ms']:.0f}",
@@ -111,7 +147,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _plot(rows: list[Row], path: Path) -> None:
+def _plot(rows: list[OuterLoopRow], path: Path) -> None:
     """Validation loss against episodes and against their seconds; a colour for each number of inner steps.
 
     Seconds are those of the measured step: those of the runs' clocks depend on what else the machine did meanwhile.
@@ -120,7 +156,7 @@ def _plot(rows: list[Row], path: Path) -> None:
     colours = {steps: f"C{i}" for i, steps in enumerate(dict.fromkeys(row["inner_steps"] for row in rows))}
     for axis, against in zip(axes[0], ("episodes", "seconds"), strict=True):
         for row in rows:
-            x, loss = (np.array([record[name] for record in row["curve"]]) for name in ("episodes", "validation_nll"))
+            x, loss = np.array([[point["episodes"], point["validation_nll"]] for point in row["curve"]]).T
             x = x if against == "episodes" else x * row["step_ms"] / 1e3
             style = "-" if row["hypergradient"] == "sites" else "--"
             label = f"{row['hypergradient']}, {row['inner_steps']}"

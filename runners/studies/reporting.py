@@ -13,14 +13,14 @@ from fewshot.runners.cli.flags import OneLineParser, whole_number
 from fewshot.runners.cli.launch import launch
 from fewshot.tasks.replacing import replace_text
 
-Row: TypeAlias = dict[str, Any]
+Row: TypeAlias = Mapping[str, object]  # as a JSON file holds it
 
 
 @runtime_checkable
 class Study(Protocol):
     """A study's main: writes its table and figures into `out` and returns the rows."""
 
-    def __call__(self, quick: bool, out: str | None, seed: int) -> list[Row]: ...
+    def __call__(self, quick: bool, out: str | None, seed: int) -> Sequence[Row]: ...
 
 
 def folder(name: str, quick: bool, out: str | None) -> Path:

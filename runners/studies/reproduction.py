@@ -5,10 +5,11 @@ import itertools
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import cast
 
 from fewshot.evaluation.scoring import number_failed
 from fewshot.evaluation.text import format_table
@@ -23,16 +24,17 @@ from fewshot.runners.studies import (
     iris,
     likelihoods,
     outer_loop,
+    reporting,
     robustness,
 )
 from fewshot.runners.studies.comparison_figure import comparison_figure
-from fewshot.runners.studies.comparison_table import Diverged
+from fewshot.runners.studies.comparison_table import Diverged, Row
 from fewshot.runners.studies.comparisons import Comparison, Method
-from fewshot.runners.studies.reporting import Row, save
+from fewshot.runners.studies.reporting import save
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import run_directory
 from fewshot.training.configuration import RunConfig, begun, trains_on
-from fewshot.training.overrides import ConfigError
+from fewshot.training.overrides import ConfigError, Settings
 from fewshot.training.run_directory import DivergedError
 
 COMPARISONS: dict[str, Comparison] = {**comparisons.COMPARISONS, **hyperparameters.COMPARISONS}
@@ -71,7 +73,7 @@ class ReproductionConfig:
     seeds: tuple[int, ...] = ()
 
 
-def main(config: ReproductionConfig) -> list[Row]:
+def main(config: ReproductionConfig) -> Sequence[Row] | Sequence[reporting.Row]:
     """The rows of the table, written to results.json and table.md after every method; one that diverges has none.
 
     Rows that earlier commands wrote to the same folder stay.
@@ -142,7 +144,7 @@ def _earlier(folder: Path, config: ReproductionConfig) -> tuple[list[Row], list[
         return [], []
     try:
         stored = json.loads(path.read_text())
-        rows = [{"seed": stored["config"]["seed"], **row} for row in stored["rows"]]
+        rows = [cast(Row, {"seed": stored["config"]["seed"], **row}) for row in stored["rows"]]
         _ = [_of(row) for row in rows]  # each says what it is of
         diverged = [Diverged(**one) for one in stored["diverged"]]
         conditions = {name: stored["config"][name] for name in SAME} | stored["versions"]
@@ -189,15 +191,14 @@ def _row(comparison: Comparison, method: Method, run: RunConfig, config: Reprodu
             data_root=config.data_root,
         )
     )
-    return {
+    row = {
         "method": method.name,
         "shot": run.shot,
         "seed": run.seed,
         "episodes": run.episodes,
         "budget": run.steps,
-        "augment": tested["config"]["settings"]["trainer.augment"],
         **_training_of(path),
-        **{name: tested[name] for name in METRICS},
+        **{name: value for name, value in tested.items() if name in METRICS},
         "over_classes": tested["intervals_over_classes"]["accuracy"],
         "same_features": tested["same_features"],
         "raw": {name: tested["raw"][name] for name in METRICS},
@@ -208,15 +209,21 @@ def _row(comparison: Comparison, method: Method, run: RunConfig, config: Reprodu
         "training_failures": trained["training_failures"],
         "test_seconds": time.perf_counter() - start,
     }
+    return cast(Row, row)
 
 
-def _training_of(path: Path) -> Row:
-    """Steps that a run took, the step of its best validation, and its seconds; zeros where it learned nothing."""
-    records = run_directory.load(path).read_metrics()
-    validated = [record for record in records if "validation_accuracy" in record]
-    best = max(validated, key=lambda record: record["validation_accuracy"], default={"step": 0})
-    last = records[-1] if records else {"step": 0, "seconds": 0.0}
-    return {"steps": last["step"], "best_step": best["step"], "training_seconds": last["seconds"]}
+def _training_of(path: Path) -> Mapping[str, object]:
+    """How a run was trained: steps, the step of its best validation, seconds; zeros where it learned nothing."""
+    directory = run_directory.load(path)
+    records = directory.read_metrics()
+    validated = {one["step"]: one["validation_accuracy"] for one in records if "validation_accuracy" in one}
+    settings = cast(Settings, directory.config["settings"])
+    return {
+        "augment": settings["trainer.augment"],
+        "steps": records[-1]["step"] if records else 0,
+        "best_step": max(validated, key=lambda step: validated[step], default=0),
+        "training_seconds": records[-1]["seconds"] if records else 0.0,
+    }
 
 
 def _test_episodes(comparison: Comparison, config: ReproductionConfig) -> int:
@@ -233,7 +240,8 @@ def _configuration(
 ) -> RunConfig:
     """What meta_train.py is asked for; of learners that learn from nothing no step."""
     steps = config.episodes or (comparison.quick_episodes if config.quick else comparison.episodes[shot])
-    run = RunConfig(
+    make: Callable[..., RunConfig] = RunConfig
+    run = make(
         dataset=comparison.dataset,
         likelihood=method.likelihood,
         inference=method.inference,
