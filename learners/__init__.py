@@ -1,7 +1,9 @@
 """What answers an episode, one learner a file. The registry holds the command line's names."""
 
+from fewshot.learners.abml import ABML
 from fewshot.learners.base import Learner, Prediction, TrainsOn, Traits, solve
 from fewshot.learners.baseline_plus_plus import BaselinePlusPlus
+from fewshot.learners.bayesian_maml import BayesianMAML, Chaser
 from fewshot.learners.feature_transfer import FeatureTransfer
 from fewshot.learners.gaussian_process import GaussianProcess
 from fewshot.learners.logistic_regression import LogisticRegression
@@ -19,6 +21,9 @@ LEARNERS: dict[str, type[Learner]] = {
     "relation": Relation,
     "maml": MAML,
     "first-order-maml": FirstOrderMAML,
+    "bayesian-maml": BayesianMAML,
+    "chaser": Chaser,
+    "abml": ABML,
     "feature-transfer": FeatureTransfer,
     "baseline++": BaselinePlusPlus,
     "nearest-mean": NearestMean,
@@ -27,9 +32,12 @@ LEARNERS: dict[str, type[Learner]] = {
 }
 
 __all__ = [
+    "ABML",
     "LEARNERS",
     "MAML",
     "BaselinePlusPlus",
+    "BayesianMAML",
+    "Chaser",
     "FeatureTransfer",
     "FirstOrderMAML",
     "GaussianProcess",

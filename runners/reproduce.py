@@ -2,9 +2,9 @@
 
 python runners/reproduce.py NAME [--quick] [--methods A,B] [--episodes N] [--out DIR]      every flag: --help
 
-Methods that are finished in DIR are tested again and not trained again, one that was stopped goes on: run the same
-command until it is done. Rows of other methods and shots that DIR has stay. DIR holds results.json, table.md,
-comparison.png, and for every method its run folder with episodes.npz.
+Rows that are finished in DIR stay, a training that was stopped goes on: run the same command until it is done. Rows of
+other methods, shots and seeds that DIR has stay too. DIR holds results.json, table.md, comparison.png, tradeoff.png,
+and for every row its run folder with weights, episodes.npz and predictions.npz.
 """
 
 import argparse
@@ -24,22 +24,24 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     known = ", ".join([*COMPARISONS, *STUDIES])
     parser.add_argument("name", metavar="NAME", help=known)
     parser.add_argument("--quick", action="store_true", help="the main methods, few episodes: minutes for characters")
-    parser.add_argument("--methods", type=_words, default=(), metavar="A,B", help="only these rows")
+    parser.add_argument("--methods", type=_words, default=(), metavar="A,B", help="only these rows, in this order")
     parser.add_argument("--shots", type=_numbers, default=(), metavar="1,5", help="only these numbers of shots")
-    parser.add_argument("--episodes", type=count_or_auto, default=0, metavar="N", help="training episodes of a run")
+    parser.add_argument("--episodes", type=count_or_auto, default=0, metavar="N", help="optimiser steps of a run")
     parser.add_argument("--out", metavar="DIR", help="default runs/NAME, or runs/NAME-quick")
     parser.add_argument("--seed", type=whole_number, default=0, help="of networks, training and inference (default 0)")
+    parser.add_argument("--seeds", type=whole_number, nargs="+", default=(), metavar="n", help="several, one by one")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     parser.add_argument(
         "--robustness", action="store_true", help="also test every method on corrupted images and on other classes"
     )
-    config = ReproductionConfig(**vars(parser.parse_args(arguments)))
+    given = vars(parser.parse_args(arguments))
+    config = ReproductionConfig(**given | {"seeds": tuple(given["seeds"])})
     if config.name in COMPARISONS:
         selected(COMPARISONS[config.name], config)
     elif config.name not in STUDIES:
         raise ConfigError(f"expected a known comparison or study, got {config.name!r}; known: {known}")
-    elif config.methods or config.shots or config.episodes or config.robustness or config.data_root:
-        flags = "--methods, --shots, --episodes, --robustness and --data-root"
+    elif any((config.methods, config.shots, config.episodes, config.robustness, config.data_root, config.seeds)):
+        flags = "--methods, --shots, --episodes, --robustness, --seeds and --data-root"
         raise ConfigError(f"{flags} belong to a comparison; {config.name} is a study")
     return config
 

@@ -24,8 +24,8 @@ TRANSDUCTIVE = [name for name, make in LEARNERS.items() if make.traits.transduct
 INDUCTIVE = [name for name in LEARNERS if name not in TRANSDUCTIVE]
 TRAINED = [name for name, make in LEARNERS.items() if make.traits.trains_on is not TrainsOn.NOTHING]
 UNTRAINED = [name for name in LEARNERS if name not in TRAINED]
-# The columns of whose heads start at different random numbers.
-RANDOM_HEADS = ["baseline++", "bayesian-maml", "chaser"]
+# The columns of whose heads start at different random numbers, or are drawn.
+RANDOM_HEADS = ["baseline++", "abml"]
 SMALL = {"gaussian-process": {"inference.expectation": 64}}
 
 

@@ -63,7 +63,8 @@ class TrainerSettings:
     which, "training" for any, "held-out" for a fifth of them that no step is taken on, so that they are as new to the
     network as those of a user. augment: random changes of the training images, one of
     `tasks.augmentation.AUGMENTATIONS`. clip_norm: the largest global norm of a gradient; longer ones are
-    scaled down to it (the loss is in nats an image).
+    scaled down to it (the loss is in nats an image). patience: a run ends early where validation accuracy has not
+    improved for that share of its steps, 0 for never.
     steps_per_dispatch: optimiser steps that run as one program, 0 for 1 on CPU and up to 50 elsewhere; numbers differ
     by rounding only.
     """
@@ -75,6 +76,7 @@ class TrainerSettings:
     augment: str = AUTO
     log_every: int = 50
     validate_every: int = 0
+    patience: float = 0.0
     validation_episodes: int = 600
     temperature_episodes: int = 600
     temperature_classes: int = 200
@@ -91,7 +93,7 @@ class TrainerSettings:
             raise ConfigError(f"trainer.temperature_from must be training or held-out, got {self.temperature_from!r}")
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name in ("validate_every", "steps_per_dispatch"):
+            if entry.name in ("validate_every", "patience", "steps_per_dispatch"):
                 if value < 0:
                     raise ConfigError(f"trainer.{entry.name} must be at least 0, got {value}")
             elif not isinstance(value, str) and not value > 0:

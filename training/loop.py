@@ -53,6 +53,7 @@ class Training:
     state: PyTree = None
     step: int = 0
     best: float = -math.inf
+    best_step: int = 0
     failures: int = 0
     seconds: float = 0.0
     clock: float = 0.0
@@ -67,13 +68,13 @@ class Training:
         """Train to the end; the number of the signal if one came before. Raises RunError on a loss not finite."""
         self.clock = time.perf_counter()
         self._restore()
-        if self.step < self.config.steps:
+        if not self._ended:
             self._estimate()
         stopped_by = 0
         with Interrupted() as self.interrupted:
             try:
                 self._record()
-                while self.step < self.config.steps and not (stopped_by := self._agreed(self.interrupted.signal)):
+                while not self._ended and not (stopped_by := self._agreed(self.interrupted.signal)):
                     self._advance(self._next_count())
                     self._record()
                 if stopped_by:
@@ -83,8 +84,17 @@ class Training:
             except Stopped as stopped:  # in a validation: the checkpoint before it is there
                 noticed()
                 stopped_by = stopped.number
+        if self._ended and self.step < self.config.steps:
+            self.progress.message(f"ended at step {self.step:,}: validation was best at step {self.best_step:,}")
         self.progress.close()
         return stopped_by or None
+
+    @property
+    def _ended(self) -> bool:
+        """All steps are taken, or validation has not improved for the share of them that `patience` allows."""
+        allowed = self.config.trainer.patience * self.config.steps
+        impatient = 0 < allowed <= self.step - self.best_step and self.step % self._interval == 0
+        return impatient or self.step >= self.config.steps
 
     def _record(self) -> None:
         """The row of this step, where there is one to write; before a validation, which may be interrupted, a save.
@@ -134,7 +144,9 @@ class Training:
                 f"remove {self.directory.path} to start over"
             )
         self.window = steps_of(held["window"][: self.step - last["step"]], self.start.learner.diagnostics)
-        validated = [self.selection.value(record) for record in records if record.get(self.selection.name) is not None]
+        validated = {
+            one["step"]: self.selection.value(one) for one in records if one.get(self.selection.name) is not None
+        }
         if not validated or "seconds" not in last:
             raise RunError(
                 f"expected seconds and a {self.selection.name} in {self.directory.metrics} up to step {self.step}, got "
@@ -142,7 +154,7 @@ class Training:
             )
         self.seconds, self.written = last["seconds"], last["step"]
         self.failures = sum(record.get("failures", 0) for record in records)
-        self.best = max(validated)
+        self.best_step, self.best = max(validated.items(), key=lambda one: one[1])  # the first of equal ones
         self.progress.first = self.step * self.config.tasks_per_step
         self.progress.message(f"resumed after step {self.step:,} of {self.config.steps:,}")
 
@@ -260,7 +272,7 @@ class Training:
         }
         value = self.selection.value(values)
         if value > self.best:
-            self.best = value
+            self.best, self.best_step = value, self.step
             run = replace(run, temperature=self.calibrate(run.learner))
             export(self.directory, run, self.step)
             values["temperature"] = run.temperature

@@ -35,6 +35,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "kernel_learning_rate": (-math.inf, 1e3),
     "clip_norm": (-math.inf, 1e30),
     "log_every": (-math.inf, 1_000_000),
+    "patience": (0.0, 1.0),
     "steps_per_dispatch": (-math.inf, 1_000_000),
     "validation_episodes": (-math.inf, 1_000_000),
     "temperature_episodes": (-math.inf, 1_000_000),

@@ -159,7 +159,8 @@ def with_weights(run: Run, stored: WeightTree, source: Path) -> Run:
     if wrong:
         raise RunError(f"{source} does not fit its config.json (at {min(wrong)[0]}); {EXPORT_AGAIN}")
     _check_numbers(stored, expected, source)
-    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, stored["learner"]))
+    held = stored.get("learner", {})  # nothing of a learner without numbers, such as a nearest mean of pixels
+    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, held))
     return replace(run, learner=nnx.merge(graph, state), temperature=float(stored["temperature"]))
 
 

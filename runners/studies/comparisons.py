@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from fewshot import models
 from fewshot.runners.studies import published
 from fewshot.runners.studies.published import Published
+from fewshot.training.configuration import AUTO
 from fewshot.training.overrides import Setting, Settings
 
 
@@ -14,15 +15,15 @@ class Method:
     """One row: its name, which is also its folder's, and what of a run's configuration is special to it."""
 
     name: str
-    likelihood: str
-    inference: str
+    likelihood: str = "softmax"
+    inference: str = AUTO
     changes: Mapping[str, str | int] = field(default_factory=dict)
     settings: Settings = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods under equal conditions: data set, ways, training episodes by shots, episodes of --quick and of tests.
+    """Methods under equal conditions: data set, ways, optimiser steps by shots, those of --quick, and test episodes.
 
     settings are those of every method, batches the number that test episodes are divided into, as papers do.
     quick_methods: those of --quick, all if empty.
@@ -48,8 +49,9 @@ def learned_both_ways(name: str, likelihood: str, inference: str, **settings: Se
 
 
 def _characters_to_letters() -> tuple[Method, ...]:
-    """Every Gaussian-process method of the papers, ours, and ours with changed training images."""
-    augmented = {"trainer.augment": "handwriting"}
+    """Every Gaussian-process method of the papers, ours, the other learners, and many with changed training images."""
+    augmented: dict[str, Setting] = {"trainer.augment": "handwriting"}
+    gibbs: dict[str, Setting] = {"inference.chains": 4}
     # With its usual kernel, and noise and scale nearly as they start. Learned by the evidence the noise falls with the
     # errors on training classes, which a new domain then pays for.
     dkt = {"kernel": "cosine", "objective": "evidence"}, {"trainer.kernel_learning_rate": 1e-4}
@@ -61,12 +63,26 @@ def _characters_to_letters() -> tuple[Method, ...]:
         *learned_both_ways("one-vs-each-gibbs", "one-vs-each", "gibbs"),
         *learned_both_ways("logistic-softmax-cvi", "logistic-softmax", "cvi"),
         *learned_both_ways("logistic-softmax-cavi", "logistic-softmax", "cavi"),
-        *learned_both_ways("logistic-softmax-gibbs", "logistic-softmax", "gibbs", **{"inference.chains": 4}),
+        *learned_both_ways("logistic-softmax-gibbs", "logistic-softmax", "gibbs", **gibbs),
         *learned_both_ways("label-regression", "gaussian", "exact"),
         Method("dkt", "gaussian", "exact", *dkt),
+        Method("dkt-augmented", "gaussian", "exact", dkt[0], {**dkt[1], **augmented}),
         *learned_both_ways("softmax-cvi-augmented", "softmax", "cvi", **augmented),
         *learned_both_ways("one-vs-each-cvi-augmented", "one-vs-each", "cvi", **augmented),
+        *learned_both_ways("one-vs-each-gibbs-augmented", "one-vs-each", "gibbs", **augmented),
+        *_learners(),
+        *_learners("-augmented", **augmented),
+        *(Method(name, changes={"learner": name, "backbone": "identity"}) for name in _ON_FIXED_FEATURES),
     )
+
+
+def _learners(suffix: str = "", **settings: Setting) -> Iterable[Method]:
+    """The learners that train and are no Gaussian process, under their own names; MAML as published for characters."""
+    for name in ("prototypical", "matching", "relation", "feature-transfer", "baseline++"):
+        yield Method(f"{name}{suffix}", changes={"learner": name}, settings=settings)
+    one_step: dict[str, Setting] = {"learner.inner_steps": 1, "learner.inner_rate": 0.1}
+    for name in ("maml", "first-order-maml", "bayesian-maml", "chaser", "abml"):
+        yield Method(f"{name}{suffix}", changes={"learner": name, "tasks_per_step": 4}, settings=one_step | settings)
 
 
 def _photographs() -> tuple[Method, ...]:
@@ -97,7 +113,9 @@ _PAIRS = (
     Method("gaussian-exact", "gaussian", "exact"),
 )
 
-_PLAIN = {"trainer.augment": "none"}
+_ON_FIXED_FEATURES = ("nearest-mean", "nearest-neighbour", "logistic-regression")
+_PLAIN: dict[str, Setting] = {"trainer.augment": "none"}
+_EARLY = {"trainer.patience": 1 / 3}  # ends a run whose validation has not improved for a third of it
 _MAIN = ("softmax-cvi-ml", "one-vs-each-cvi-ml", "label-regression-ml", "softmax-cvi-augmented-ml")
 _PAPERS_EPISODES = {1: 60_000, 5: 40_000}
 
@@ -116,7 +134,7 @@ COMPARISONS: dict[str, Comparison] = {
         episodes=_PAPERS_EPISODES,
         quick_methods=_MAIN,
         test_episodes=3000,
-        settings=_PLAIN,
+        settings=_PLAIN | _EARLY,
         published=published.of("omniglot-emnist"),
     ),
     # Small enough to compare all pairs on a processor.

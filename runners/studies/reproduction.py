@@ -1,27 +1,40 @@
 """A comparison of methods, trained and tested one after the other, and its files; the names of all studies."""
 
 import dataclasses
+import itertools
 import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import cast
 
 from fewshot.evaluation.scoring import number_failed
-from fewshot.evaluation.text import format_markdown, format_percent, format_seconds, format_table
+from fewshot.evaluation.text import format_table
+from fewshot.learners import TrainsOn
 from fewshot.runners import evaluate, meta_train
 from fewshot.runners.cli.evaluation import EvaluationConfig
-from fewshot.runners.studies import comparisons, convergence, hyperparameters, iris, likelihoods, outer_loop, robustness
+from fewshot.runners.studies import (
+    comparison_table,
+    comparisons,
+    convergence,
+    hyperparameters,
+    iris,
+    likelihoods,
+    outer_loop,
+    reporting,
+    robustness,
+)
 from fewshot.runners.studies.comparison_figure import comparison_figure
+from fewshot.runners.studies.comparison_table import Diverged, Row
 from fewshot.runners.studies.comparisons import Comparison, Method
-from fewshot.runners.studies.reporting import Row, save
+from fewshot.runners.studies.reporting import save
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import run_directory
-from fewshot.training.configuration import RunConfig, begun
-from fewshot.training.overrides import ConfigError
+from fewshot.training.configuration import RunConfig, begun, trains_on
+from fewshot.training.overrides import ConfigError, Settings
 from fewshot.training.run_directory import DivergedError
 
 COMPARISONS: dict[str, Comparison] = {**comparisons.COMPARISONS, **hyperparameters.COMPARISONS}
@@ -37,21 +50,15 @@ QUICK_TEST_EPISODES = 600
 QUICK_ROBUSTNESS_EPISODES = 200
 METRICS = ["accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "mce"]
 METRICS += ["ece", "ece_debiased", "ece_floor", "ece_floor_q95", "ece_within_band"]
-HEADER = ["method", "shot", "training episodes", "accuracy", "sd of batches", "NLL", "Brier", "ECE", "debiased ECE"]
-HEADER += ["ECE by chance", "raw NLL", "raw ECE", "adapted ECE", "calibrated ECE", "debiased calibrated", "failures"]
-LEGEND = {
-    "sd of batches": "what papers print after +-, in %",
-    "ECE by chance": "nineteen in twenty perfectly calibrated models of the same confidences have less of it",
-    "failures": "episodes of training + test whose inference failed",
-}
-SAME = ("name", "quick", "episodes", "seed")  # of all commands whose rows stand in one table
+SAME = ("name", "quick")  # of all commands whose rows stand in one table
 
 
 @dataclass(frozen=True)
 class ReproductionConfig:
-    """The flags of reproduce.py. methods, shots: those that are run, all if empty; episodes: 0 for the comparison's.
+    """The flags of reproduce.py. methods, shots: those that are run, all if empty; seeds: `seed` alone if empty.
 
-    robustness: then also test every run on corrupted images and on queries of other classes.
+    episodes: optimiser steps, 0 for the comparison's. robustness: then also test every run on corrupted images and on
+    queries of other classes.
     """
 
     name: str
@@ -63,20 +70,13 @@ class ReproductionConfig:
     seed: int = 0
     data_root: str | None = None
     robustness: bool = False
+    seeds: tuple[int, ...] = ()
 
 
-class Diverged(NamedTuple):
-    """A method whose training came to no end, and how it ended."""
-
-    method: str
-    shot: int
-    message: str
-
-
-def main(config: ReproductionConfig) -> Sequence[Row]:
+def main(config: ReproductionConfig) -> Sequence[Row] | Sequence[reporting.Row]:
     """The rows of the table, written to results.json and table.md after every method; one that diverges has none.
 
-    Rows that earlier commands wrote to the same folder, of other methods and shots, stay.
+    Rows that earlier commands wrote to the same folder stay.
 
     Raises ConfigError, DataError, RunError or StudyError, each with one line, and KeyboardInterrupt where a training
     was stopped.
@@ -85,31 +85,39 @@ def main(config: ReproductionConfig) -> Sequence[Row]:
         return STUDIES[config.name](config.quick, config.out, config.seed)
     comparison = COMPARISONS[config.name]
     folder = Path(config.out or f"runs/{config.name}{'-quick' if config.quick else ''}")
-    methods, shots = selected(comparison, config)
-    rows, diverged = _earlier(folder, config, {(method.name, shot) for method in methods for shot in shots})
-    for shot in shots:
-        for method in methods:
-            print(f"\n== {method.name}, {comparison.way}-way {shot}-shot", flush=True)
-            try:
-                row = _row(comparison, method, shot, folder / f"{method.name}-{shot}shot", config)
-            except DivergedError as error:
-                print(f"{method.name} has no row: {error}", flush=True)
-                diverged.append(Diverged(method.name, shot, str(error)))
-            else:
-                if row is None:
-                    raise KeyboardInterrupt
-                rows = _in_order([*rows, row], comparison)
-            _write(folder, config, comparison, rows, diverged)
-    lines = _lines(rows, comparison, diverged)
-    times = [format_seconds(row["training_seconds"]) for row in rows] + [""] * (len(lines) - len(rows))
-    timed = [[*line, seconds] for line, seconds in zip(lines, times, strict=True)]
-    print("\n" + format_table(*_without_empty_columns([*HEADER, "training time"], timed)))
-    print(f"wrote {folder / 'table.md'}")
+    rows, diverged = _finished(comparison, config, folder)
+    shown = comparison_table.table(rows, comparison.published, diverged)
+    print("\n" + format_table(shown.header, shown.lines) + f"\nwrote {folder / 'table.md'}")
     if rows:
         save(comparison_figure(rows, comparison.published), folder / "comparison.png")
     if rows and config.robustness:
-        _write_robustness(folder, [folder / f"{row['method']}-{row['shot']}shot" for row in rows], config)
+        _write_robustness(folder, [folder / _folder(row["method"], row["shot"], row["seed"]) for row in rows], config)
     return rows
+
+
+def _finished(comparison: Comparison, config: ReproductionConfig, folder: Path) -> tuple[list[Row], list[Diverged]]:
+    """All rows, those of earlier commands among them. Raises KeyboardInterrupt where a training was stopped."""
+    rows, diverged = _earlier(folder, config)
+    methods, shots = selected(comparison, config)
+    for seed, shot, method in itertools.product(config.seeds or [config.seed], shots, methods):
+        run = _configuration(comparison, method, shot, seed, folder, config)
+        named = f"{method.name}, {comparison.way}-way {shot}-shot, seed {seed}"
+        if (method.name, shot, seed, run.episodes) in map(_of, rows):
+            print(f"\n== {named} has its row", flush=True)
+            continue
+        print(f"\n== {named}", flush=True)
+        diverged = [one for one in diverged if (one.method, one.shot, one.seed) != (method.name, shot, seed)]
+        try:
+            row = _row(comparison, method, run, config)
+        except DivergedError as error:
+            print(f"{method.name} has no row: {error}", flush=True)
+            diverged.append(Diverged(method.name, shot, str(error), seed))
+        else:
+            if row is None:
+                raise KeyboardInterrupt
+            rows = _in_order([*rows, row], comparison)
+        _write(folder, config, comparison, rows, diverged)
+    return rows, diverged
 
 
 def selected(comparison: Comparison, config: ReproductionConfig) -> tuple[list[Method], list[int]]:
@@ -121,14 +129,13 @@ def selected(comparison: Comparison, config: ReproductionConfig) -> tuple[list[M
                 listed = ", ".join(map(str, known))
                 raise ConfigError(f"expected a {kind} of {config.name}, got {name!r}; known: {listed}")
     chosen = config.methods or (comparison.quick_methods if config.quick else ()) or names
-    methods = [method for method in comparison.methods if method.name in chosen]
+    known_methods = {method.name: method for method in comparison.methods}
+    methods = [known_methods[name] for name in chosen]
     return methods, [shot for shot in comparison.episodes if shot in (config.shots or comparison.episodes)]
 
 
-def _earlier(
-    folder: Path, config: ReproductionConfig, again: Set[tuple[str, int]]
-) -> tuple[list[dict[str, Any]], list[Diverged]]:
-    """What earlier commands found of other methods and shots than those that are run again.
+def _earlier(folder: Path, config: ReproductionConfig) -> tuple[list[Row], list[Diverged]]:
+    """What earlier commands found.
 
     Raises ConfigError where it cannot stand in one table with what this command will find.
     """
@@ -137,8 +144,9 @@ def _earlier(
         return [], []
     try:
         stored = json.loads(path.read_text())
-        rows = [row for row in stored["rows"] if (row["method"], row["shot"]) not in again]
-        diverged = [Diverged(**one) for one in stored["diverged"] if (one["method"], one["shot"]) not in again]
+        rows = [cast(Row, {"seed": stored["config"]["seed"], **row}) for row in stored["rows"]]
+        _ = [_of(row) for row in rows]  # each says what it is of
+        diverged = [Diverged(**one) for one in stored["diverged"]]
         conditions = {name: stored["config"][name] for name in SAME} | stored["versions"]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
@@ -151,17 +159,20 @@ def _earlier(
     return rows, diverged
 
 
-def _in_order(rows: list[dict[str, Any]], comparison: Comparison) -> list[dict[str, Any]]:
-    """By shots, then as the comparison has its methods."""
+def _of(row: Row) -> tuple[str, int, int, int]:
+    """What a row is of."""
+    return row["method"], row["shot"], row["seed"], row["episodes"]
+
+
+def _in_order(rows: list[Row], comparison: Comparison) -> list[Row]:
+    """By shots, then as the comparison has its methods, then by seeds."""
     names = [method.name for method in comparison.methods]
-    return sorted(rows, key=lambda row: (row["shot"], names.index(row["method"])))
+    return sorted(rows, key=lambda row: (row["shot"], names.index(row["method"]), row["seed"]))
 
 
-def _row(
-    comparison: Comparison, method: Method, shot: int, path: Path, config: ReproductionConfig
-) -> dict[str, Any] | None:
+def _row(comparison: Comparison, method: Method, run: RunConfig, config: ReproductionConfig) -> Row | None:
     """Train, or go on with, one method, and test it; None if it was interrupted."""
-    run = _configuration(comparison, method, shot, path, config)
+    path = Path(run.run_dir or "")
     if path.exists():
         run = begun(run, path)
     trained = meta_train.main(run)
@@ -174,25 +185,44 @@ def _row(
             episodes=_test_episodes(comparison, config),
             batches=comparison.batches,
             calibrate=True,
-            adapt=shot > 1,
+            adapt=run.shot > 1,
             episodes_file=str(path / "episodes.npz"),
             predictions_file=str(path / "predictions.npz"),
             data_root=config.data_root,
         )
     )
-    return {
+    row = {
         "method": method.name,
-        "shot": shot,
+        "shot": run.shot,
+        "seed": run.seed,
+        "episodes": run.episodes,
+        "budget": run.steps,
+        **_training_of(path),
         **{name: value for name, value in tested.items() if name in METRICS},
+        "over_classes": tested["intervals_over_classes"]["accuracy"],
+        "same_features": tested["same_features"],
         "raw": {name: tested["raw"][name] for name in METRICS},
         "calibrated": {name: tested["calibrated"][name] for name in (*METRICS, "temperature")},
-        **({"adapted": {name: tested["adapted"][name] for name in METRICS}} if shot > 1 else {}),
+        **({"adapted": {name: tested["adapted"][name] for name in METRICS}} if run.shot > 1 else {}),
         "temperature": tested["temperature"],
         "failures": number_failed(tested["failures"]),
         "training_failures": trained["training_failures"],
-        "training_seconds": run_directory.load(path).read_metrics()[-1]["seconds"],
         "test_seconds": time.perf_counter() - start,
-        "episodes": run.episodes,
+    }
+    return cast(Row, row)
+
+
+def _training_of(path: Path) -> Mapping[str, object]:
+    """How a run was trained: steps, the step of its best validation, seconds; zeros where it learned nothing."""
+    directory = run_directory.load(path)
+    records = directory.read_metrics()
+    validated = {one["step"]: one["validation_accuracy"] for one in records if "validation_accuracy" in one}
+    settings = cast(Settings, directory.config["settings"])
+    return {
+        "augment": settings["trainer.augment"],
+        "steps": records[-1]["step"] if records else 0,
+        "best_step": max(validated, key=lambda step: validated[step], default=0),
+        "training_seconds": records[-1]["seconds"] if records else 0.0,
     }
 
 
@@ -200,96 +230,51 @@ def _test_episodes(comparison: Comparison, config: ReproductionConfig) -> int:
     return min(comparison.test_episodes, QUICK_TEST_EPISODES) if config.quick else comparison.test_episodes
 
 
+def _folder(method: str, shot: int, seed: int) -> str:
+    """The name of a run's folder."""
+    return f"{method}-{shot}shot{f'-seed{seed}' if seed else ''}"
+
+
 def _configuration(
-    comparison: Comparison, method: Method, shot: int, path: Path, config: ReproductionConfig
+    comparison: Comparison, method: Method, shot: int, seed: int, folder: Path, config: ReproductionConfig
 ) -> RunConfig:
-    """What meta_train.py is asked for."""
+    """What meta_train.py is asked for; of learners that learn from nothing no step."""
+    steps = config.episodes or (comparison.quick_episodes if config.quick else comparison.episodes[shot])
     make: Callable[..., RunConfig] = RunConfig
-    return make(
+    run = make(
         dataset=comparison.dataset,
         likelihood=method.likelihood,
         inference=method.inference,
         way=comparison.way,
         shot=shot,
-        episodes=config.episodes or (comparison.quick_episodes if config.quick else comparison.episodes[shot]),
         settings={"trainer.test_episodes": TRAINING_TEST_EPISODES, **comparison.settings, **method.settings},
-        seed=config.seed,
-        run_dir=str(path),
+        seed=seed,
+        run_dir=str(folder / _folder(method.name, shot, seed)),
         data_root=config.data_root,
         **method.changes,
     )
+    learns = trains_on(run) is not TrainsOn.NOTHING
+    return dataclasses.replace(run, episodes=steps * run.tasks_per_step if learns else 0)
 
 
 def table(
-    rows: Sequence[dict[str, Any]],
-    comparison: Comparison,
-    config: ReproductionConfig,
-    diverged: Sequence[Diverged] = (),
+    rows: Sequence[Row], comparison: Comparison, config: ReproductionConfig, diverged: Sequence[Diverged] = ()
 ) -> str:
-    """A page of Markdown: the measured rows, then the published ones; nothing in it depends on the clock."""
+    """A page of Markdown: the measured rows, then the published ones."""
     episodes = f"{_test_episodes(comparison, config):,} test episodes"
-    title = f"`{config.name}`: {comparison.dataset}, {comparison.way}-way, {episodes}, seed {config.seed}."
+    seeds = sorted({row.get("seed", config.seed) for row in rows} or {config.seed})
+    named = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    title = f"`{config.name}`: {comparison.dataset}, {comparison.way}-way, {episodes}, {named}."
     if comparison.published:
         title += " Published rows are as printed, with training, calibration and episodes of their own."
-    header, lines = _without_empty_columns(HEADER, _lines(rows, comparison, diverged))
-    legend = "; ".join(f"*{name}*: {meaning}" for name, meaning in LEGEND.items() if name in header)
-    return f"{title}\n\n{format_markdown(header, lines)}\n{legend}.\n"
-
-
-def _lines(rows: Sequence[dict[str, Any]], comparison: Comparison, diverged: Sequence[Diverged]) -> list[list[str]]:
-    """Cells under HEADER: what was measured, what diverged, and what is published for as many shots."""
-    lines = [*map(_cells, rows), *map(_diverged_cells, diverged)]
-    for published in comparison.published:
-        name = f"{published.method} ({published.source})"
-        for shot in sorted({row["shot"] for row in rows} & published.accuracy.keys()):
-            cells = {"method": name, "shot": str(shot), "accuracy": f"{published.accuracy[shot]}%"}
-            lines.append(_under_header({**cells, "ECE": published.ece.get(shot, "")}))
-    return lines
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    texts = {
-        "method": row["method"],
-        "shot": str(row["shot"]),
-        "training episodes": f"{row['episodes']:,}",
-        "accuracy": format_percent(row["accuracy"], row["accuracy_ci95"]),
-        "sd of batches": f"{100 * row['accuracy_std_batches']:.2f}",
-        "failures": f"{row['training_failures']} + {row['failures']}",
-    }
-    numbers = {
-        "NLL": row["nll"],
-        "Brier": row["brier"],
-        "ECE": row["ece"],
-        "debiased ECE": row.get("ece_debiased"),  # rows of earlier versions lack it
-        "ECE by chance": row.get("ece_floor_q95"),
-        "raw NLL": row["raw"]["nll"],
-        "raw ECE": row["raw"]["ece"],
-        "adapted ECE": row.get("adapted", {}).get("ece"),
-        "calibrated ECE": row["calibrated"]["ece"],
-        "debiased calibrated": row["calibrated"].get("ece_debiased"),
-    }
-    return _under_header(texts | {name: f"{number:.3f}" for name, number in numbers.items() if number is not None})
-
-
-def _diverged_cells(one: Diverged) -> list[str]:
-    return _under_header({"method": one.method, "shot": str(one.shot), "accuracy": "diverged"})
-
-
-def _under_header(cells: Mapping[str, str]) -> list[str]:
-    return [cells.get(name, "") for name in HEADER]
-
-
-def _without_empty_columns(header: Sequence[str], lines: Sequence[list[str]]) -> tuple[list[str], list[list[str]]]:
-    """With one labelled image a class there is nothing to adapt to, for example."""
-    kept = [column for column in range(len(header)) if any(line[column] for line in lines)]
-    return [header[column] for column in kept], [[line[column] for column in kept] for line in lines]
+    return f"{title}\n\n{comparison_table.table(rows, comparison.published, diverged).markdown()}"
 
 
 def _write(
     folder: Path,
     config: ReproductionConfig,
     comparison: Comparison,
-    rows: list[dict[str, Any]],
+    rows: list[Row],
     diverged: Sequence[Diverged],
 ) -> None:
     """results.json and table.md, replaced whole."""
