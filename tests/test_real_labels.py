@@ -12,7 +12,7 @@ from flax import nnx
 from problems import double
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF as SklearnRBF
-from sklearn.gaussian_process.kernels import ConstantKernel
+from sklearn.gaussian_process.kernels import ConstantKernel, ExpSineSquared, Matern
 from test_meta_train import error_line
 
 from fewshot import learners
@@ -50,7 +50,7 @@ def test_the_learner_is_scikit_learns_regressor():
     y = np.sin(x[:, 0]) + 0.2 * rng.normal(size=12)
     learner = gaussian_process(0.05, log_scale=np.log(1.7), log_lengthscale=np.log(0.6))
     inputs = [learner.embed(jnp.asarray(each)[:, None, None]) for each in (x, new)]
-    found = solve(learner, jax.random.key(0), inputs[0], jnp.asarray(y), inputs[1], 1)
+    found = jax.jit(lambda: solve(learner, jax.random.key(0), inputs[0], jnp.asarray(y), inputs[1], 1))()
     kernel = ConstantKernel(1.7) * SklearnRBF(0.6 * np.sqrt(2))  # ours divides inputs by the root of their number
     other = GaussianProcessRegressor(kernel, alpha=0.05, optimizer=None).fit(x, y)
     mean, deviation = other.predict(new, return_std=True)
@@ -59,7 +59,7 @@ def test_the_learner_is_scikit_learns_regressor():
     np.testing.assert_allclose(found.distribution.variance, deviation**2 + 0.05, atol=1e-8)
     parts = [x[:8, None, None], y[:8], x[8:, None, None], y[8:]]
     tasks = RealTask(*(jnp.asarray(part)[None] for part in parts))
-    outcome = learner.loss(jax.random.split(jax.random.key(0), 1), tasks, jax.vmap)
+    outcome = jax.jit(lambda: learner.loss(jax.random.split(jax.random.key(0), 1), tasks, jax.vmap))()
     np.testing.assert_allclose(outcome.objective, other.log_marginal_likelihood_value_, atol=1e-8)
     assert outcome.points == 12
 
@@ -67,13 +67,18 @@ def test_the_learner_is_scikit_learns_regressor():
 def test_padding_and_a_failed_task():
     x, y = np.linspace(-1, 1, 6)[:, None], np.linspace(0, 2, 6) ** 2
     learner, new = gaussian_process(inputs=1), jnp.asarray([[0.3], [2.0]])
-    state, _ = learner.fit(jax.random.key(0), jnp.asarray(x[:4]), jnp.asarray(y[:4]), 1)
     mask = Mask(jnp.arange(6) < 4, jnp.ones(1, bool))
-    padded, _ = learner.fit(jax.random.key(0), jnp.asarray(x), jnp.asarray(y), 1, mask)
-    both = [learner.predict(jax.random.key(0), each, new).distribution for each in (state, padded)]
+
+    @jax.jit
+    def solved(x, y, mask=None):
+        state, _ = learner.fit(jax.random.key(0), x, y, 1, mask)
+        return learner.predict(jax.random.key(0), state, new).distribution
+
+    both = [solved(jnp.asarray(x[:4]), jnp.asarray(y[:4])), solved(jnp.asarray(x), jnp.asarray(y), mask)]
     np.testing.assert_allclose(both[0].mean, both[1].mean, atol=1e-4)
     np.testing.assert_allclose(both[0].variance, both[1].variance, atol=1e-4)
-    broken = solve(learner, jax.random.key(0), jnp.asarray(x), jnp.asarray(y).at[0].set(jnp.nan), new, 1)
+    wrong = jnp.asarray(y).at[0].set(jnp.nan)
+    broken = jax.jit(lambda: solve(learner, jax.random.key(0), jnp.asarray(x), wrong, new, 1))()
     assert broken.code == Code.NON_FINITE
 
 
@@ -107,9 +112,19 @@ def test_sinusoids_are_sinusoids():
     assert amplitude.min() > 0.1 and amplitude.max() < 5.1 and phase.min() > -0.3 and phase.max() < np.pi + 0.3
 
 
+THEIRS = {
+    Covariance.RBF: SklearnRBF(0.5),
+    Covariance.MATERN52: Matern(0.5, nu=2.5),
+    Covariance.PERIODIC: ExpSineSquared(1.0, 1.0),
+}
+
+
 @pytest.mark.parametrize("kind", Covariance)
 def test_curves_of_a_process_have_its_covariance(kind):
-    """With R the root of the stated covariance, R^-1 y is white: its squares have mean 1, within 5 errors."""
+    """It is scikit-learn's. With R its root, R^-1 y is white: its squares have mean 1, within 5 errors."""
+    inputs = np.linspace(-2, 2, 9)
+    expected = THEIRS[kind](inputs[:, None])
+    np.testing.assert_allclose(kind.matrix(*[jnp.asarray(inputs)] * 2), expected, atol=2e-6)
     curves = ProcessCurves((kind,))
     tasks = jax.vmap(lambda key: curves.sample(key, 3, 17))(jax.random.split(jax.random.key(1), 400))
     x = np.concatenate([tasks.x_support, tasks.x_query], axis=1)[..., 0, 0, 0]
@@ -119,6 +134,7 @@ def test_curves_of_a_process_have_its_covariance(kind):
     assert abs(np.mean(white**2) - 1) < 5 * np.sqrt(2 / white.size)
 
 
+@pytest.mark.slow
 def test_no_prediction_is_better_than_the_process_itself():
     """Its intervals hold what they say; knowing less of the covariance costs nats."""
     mixed = ProcessCurves()
@@ -129,6 +145,10 @@ def test_no_prediction_is_better_than_the_process_itself():
     for kind in Covariance:
         wrong = score_reals(KnownProcess(ProcessCurves((kind,))), episodes).summary()
         assert wrong["nll"] > found["nll"] + 0.02
+    one = ProcessCurves((Covariance.PERIODIC,))
+    told = draw_real_episodes(0, "test", one, 20, 40, 50)  # many points tell which covariance it is
+    both = [score_reals(KnownProcess(each), told).summary()["nll"] for each in (one, mixed)]
+    assert both[0] <= both[1] < both[0] + 0.05
 
 
 def test_tables_are_one_task():
@@ -148,31 +168,42 @@ def test_rows_are_drawn_without_replacement():
     assert (np.concatenate([task.x_support, task.x_query])[:, 0, 0, 0] * 2 == y).all()
 
 
+ARGUMENTS = ["--dataset", "gp-curves:rbf", "--episodes", "24", "--backbone", "identity", *SMALL]
+TIMED = {"seconds", "episodes_per_second"}
+
+
+def rows_of(path):
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMED} for row in rows]
+
+
+@pytest.mark.slow
 def test_a_run_on_curves(tmp_path, capsys):
-    """Train, stop half-way and resume, evaluate: the same numbers as in one go."""
-    whole, half = tmp_path / "whole", tmp_path / "half"
-    common = ["--dataset", "gp-curves:rbf", "--episodes", "24", "--backbone", "identity", *SMALL]
-    assert meta_train.command_line([*common, "--run-dir", str(whole)]) == 0
+    """Train, test and evaluate."""
+    whole = tmp_path / "whole"
+    assert meta_train.command_line([*ARGUMENTS, "--run-dir", str(whole)]) == 0
     printed = capsys.readouterr().out
     assert "\nTest on gp-curves:rbf: 8 tasks of 5 labelled points and 50 queries" in printed
     for row in ("trained  ", "untrained  ", "the process they are drawn from  "):
         assert f"\n{row}" in printed
-    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(whole)
     assert [row["step"] for row in rows if "validation_nll" in row] == [0, 8, 16, 24]
     assert rows[-1]["loss"] < rows[1]["loss"]
     assert evaluate.command_line([str(whole), "--episodes", "10", "--json", str(tmp_path / "out.json")]) == 0
     metrics = json.loads((tmp_path / "out.json").read_text())["metrics"]
     assert metrics["episodes"] == 10 and f"{metrics['nll']:.4f}  " in capsys.readouterr().out
     assert metrics["intervals"]["crps"][0] < metrics["crps"] < metrics["intervals"]["crps"][1]
+    assert metrics["intervals"]["nll"][0] < metrics["nll"] < metrics["intervals"]["nll"][1]
 
-    config = configured(**vars(meta_train.parse([*common, "--run-dir", str(half)])))
-    _interrupted_after(8, config)
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(tmp_path):
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    assert meta_train.command_line([*ARGUMENTS, "--run-dir", str(whole)]) == 0
+    _interrupted_after(8, meta_train.parse([*ARGUMENTS, "--run-dir", str(half)]))
+    assert rows_of(half)[-1]["step"] < 24
     assert meta_train.command_line(["--resume", "--run-dir", str(half)]) == 0
-    resumed = [json.loads(line) for line in (half / "metrics.jsonl").read_text().splitlines()]
-    timed = {"seconds", "episodes_per_second"}
-    assert [{k: v for k, v in row.items() if k not in timed} for row in resumed] == [
-        {k: v for k, v in row.items() if k not in timed} for row in rows
-    ]
+    assert rows_of(half) == rows_of(whole)
 
 
 def _interrupted_after(step, config):
@@ -236,7 +267,7 @@ class NearestPoint(Learner):
         return Outcome(jnp.mean(for_each(one)(keys, tasks)), tasks.y_query.shape[1], {})
 
 
-def test_a_learner_of_other_people_trains_on_real_labels(tmp_path, monkeypatch):
+def test_a_learner_of_other_people_trains_on_real_labels(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(learners.LEARNERS, "nearest-point", NearestPoint)
     config = configured(
         dataset="sinusoids",
@@ -248,3 +279,6 @@ def test_a_learner_of_other_people_trains_on_real_labels(tmp_path, monkeypatch):
     )
     found = meta_train.main(config)["test"]
     assert found["trained"]["nll"] < found["untrained"]["nll"]
+    assert evaluate.command_line([str(tmp_path / "run"), "--episodes", "8"]) == 0
+    again = [line for line in capsys.readouterr().out.splitlines() if line.startswith("trained ")]
+    assert len(again) == 2 and again[0].split() == again[1].split()
