@@ -11,7 +11,7 @@ import tiny_omniglot
 
 from fewshot.runners import reproduce
 from fewshot.runners.studies import comparison_table, published, reproduction, robustness
-from fewshot.runners.studies.comparison_figure import comparison_figure
+from fewshot.runners.studies.comparison_figure import comparison_figure, tradeoff_figure
 from fewshot.runners.studies.comparisons import Comparison, Method
 from fewshot.runners.studies.published import Published
 from fewshot.runners.studies.reproduction import COMPARISONS, ReproductionConfig
@@ -123,6 +123,18 @@ def test_a_comparison_is_drawn_with_the_published_numbers_beside():
         low, high = axis.get_xlim()
         assert sum(low <= tick <= high for tick in axis.get_xticks()) >= 2
     assert nll.get_xlabel() == "NLL, nats a query, 1-shot" and five[0].get_xlabel() == "accuracy, %, 5-shot"
+
+
+def test_accuracy_is_drawn_against_nll_and_training_time():
+    row = {"shot": 1, "accuracy_ci95": 0.01}
+    ours = row | {"method": "ours", "accuracy": 0.7, "nll": 0.8, "training_seconds": 120, "augment": "none"}
+    other = row | {"method": "other", "accuracy": 0.8, "nll": 1.2, "training_seconds": 60, "augment": "handwriting"}
+    nll, minutes = tradeoff_figure([ours, other | {"seed": 2}]).axes
+    for axis, expected in ((nll, [[0.8, 70], [1.2, 80]]), (minutes, [[2, 70], [1, 80]])):
+        points = [line.get_xydata()[0].tolist() for line in axis.lines]
+        assert points == [pytest.approx(point) for point in expected]
+        assert [text.get_text() for text in axis.texts] == ["ours", "other, seed 2"]
+        assert [line.get_markerfacecolor() for line in axis.lines] == ["tab:blue", "white"]
 
 
 def test_rows_can_be_chosen_and_two_runs_give_the_same_table(tiny, tiny_data, tmp_path):

@@ -264,7 +264,10 @@ class Training:
         self._show(values)
 
     def _validate(self, run: Run) -> dict[str, float | int]:
-        """Scores on the validation episodes; the best weights so far are exported with their temperature."""
+        """Scores on the validation episodes; the best weights so far are exported with their temperature.
+
+        It stays 1 for a network that no step was taken on.
+        """
         scores = self.validate(run.learner)
         values: dict[str, float | int] = {
             **scores.validation(),
@@ -273,7 +276,8 @@ class Training:
         value = self.selection.value(values)
         if value > self.best:
             self.best, self.best_step = value, self.step
-            run = replace(run, temperature=self.calibrate(run.learner))
+            if self.step > 0:
+                run = replace(run, temperature=self.calibrate(run.learner))
             export(self.directory, run, self.step)
             values["temperature"] = run.temperature
         return values

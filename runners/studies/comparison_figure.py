@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fewshot.evaluation.figures import Axes, Figure
+from fewshot.runners.studies.comparison_table import Row
 from fewshot.runners.studies.published import Published
 from fewshot.runners.studies.reporting import new_figure
 
+WIDE, TALL = 5.0, 4.2  # inches: a panel of `tradeoff_figure`
 PANEL, LINE = 3.6, 0.24  # inches: width of a panel, height of a method
 NARROW = 4  # ratio of the ends of an axis up to which it is linear: a logarithmic one may then have a single label
 FILLED, HOLLOW = {"color": "tab:blue"}, {"color": "tab:blue", "markerfacecolor": "white"}
@@ -78,3 +80,32 @@ class _Line:
             axis.xaxis.set_major_formatter("{x:g}")
             axis.xaxis.set_minor_formatter("")
         axis.set_xlabel(f"{label}, {self.shot}-shot")
+
+
+def tradeoff_figure(rows: Sequence[Row]) -> Figure:
+    """Accuracy against NLL and against training time, a point a row; hollow where training images were changed."""
+    shots = sorted({row["shot"] for row in rows})
+    figure, axes = new_figure(len(shots), 2, (WIDE, TALL), sharey="row")
+    for line, shot in zip(axes, shots, strict=True):
+        shown = [row for row in rows if row["shot"] == shot]
+        minutes = [row["training_seconds"] / 60 for row in shown]
+        _scatter(line[0], shown, [row["nll"] for row in shown], f"NLL, nats a query, {shot}-shot")
+        _scatter(line[1], shown, minutes, f"training time with validation, minutes, {shot}-shot")
+        line[0].set_ylabel("accuracy, %")
+    return figure
+
+
+def _scatter(axis: Axes, rows: Sequence[Row], x: Sequence[float], label: str) -> None:
+    """Points with the 95% interval of their accuracy; the names stand beside them, on the side where there is room."""
+    middle = (min(x) + max(x)) / 2
+    for row, place in zip(rows, x, strict=True):
+        look = FILLED if row.get("augment", "none") == "none" else HOLLOW
+        accuracy, margin = 100 * row["accuracy"], 100 * (row["accuracy_ci95"] or 0)
+        axis.errorbar(place, accuracy, yerr=margin, fmt="o", markersize=5, elinewidth=0.8, **look)
+        side, offset = ("right", -6) if place > middle else ("left", 6)
+        name = row["method"] + (f", seed {row['seed']}" if row.get("seed") else "")
+        axis.annotate(
+            name, (place, accuracy), (offset, 0), textcoords="offset points", fontsize=7, ha=side, va="center"
+        )
+    axis.set_xlabel(label)
+    axis.grid(color="0.92")

@@ -27,7 +27,7 @@ from fewshot.runners.studies import (
     reporting,
     robustness,
 )
-from fewshot.runners.studies.comparison_figure import comparison_figure
+from fewshot.runners.studies.comparison_figure import comparison_figure, tradeoff_figure
 from fewshot.runners.studies.comparison_table import Diverged, Row
 from fewshot.runners.studies.comparisons import Comparison, Method
 from fewshot.runners.studies.reporting import save
@@ -90,6 +90,7 @@ def main(config: ReproductionConfig) -> Sequence[Row] | Sequence[reporting.Row]:
     print("\n" + format_table(shown.header, shown.lines) + f"\nwrote {folder / 'table.md'}")
     if rows:
         save(comparison_figure(rows, comparison.published), folder / "comparison.png")
+        save(tradeoff_figure(rows), folder / "tradeoff.png")
     if rows and config.robustness:
         _write_robustness(folder, [folder / _folder(row["method"], row["shot"], row["seed"]) for row in rows], config)
     return rows
