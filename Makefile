@@ -27,7 +27,7 @@ help:
 	@echo "make lint       format, lint and type checks"
 	@echo "make bench      what inference and training steps cost, as ratios to the backbone of the same run"
 	@echo "make docs       build the documentation in site/; warnings and links to nothing are errors"
-	@echo "make notebooks  execute notebooks/*.py and write them as .ipynb (after make train)"
+	@echo "make notebooks  execute notebooks/*.py and write them as .ipynb, with outputs"
 	@echo "make install    the environment with all that developing needs"
 
 install: $(VENV)/.installed-dev
@@ -79,7 +79,7 @@ $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[test]' && touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-notebooks: pyproject.toml | $(BIN)/python
-	@$(INSTALL) '.[notebooks]' && touch $@ $(VENV)/.installed
+	@$(INSTALL) '.[notebooks,photographs]' && touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[docs]' && touch $@ $(VENV)/.installed

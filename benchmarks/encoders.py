@@ -37,7 +37,11 @@ from fewshot.tasks.feature_cache import FeatureCache
 from fewshot.tasks.files import read_npz, resolve_root
 from fewshot.tasks.photographs import SPLITS, alternate, packed_jpegs
 
-FILES = {"flowers102": "flowers102_84.npz", "groceries": "groceries256.npz"}
+FILES = {
+    "flowers102": "flowers102_84.npz",
+    "groceries": "groceries256.npz",
+    "tinyimagenet": "tinyimagenet64.npz",  # classes that EfficientNet-Lite0 was trained on
+}
 WAY, QUERIES = 5, 5
 IMAGENET = TENSORFLOW._replace(
     mean=tuple(255 * one for one in IMAGENET_MEAN), deviation=tuple(255 * one for one in IMAGENET_DEVIATION)
@@ -61,15 +65,19 @@ def main() -> None:
 
 
 def class_split(name: str, classes: int, data_root: str | None) -> np.ndarray:
-    """The split of every class, 0 to train, 1 to validate, 2 to test."""
+    """The split of every class, 0 to train, 1 to validate, 2 to test, -1 where a class belongs to none."""
     if name == "flowers102":
         return alternate(classes)
-    words = read_npz(resolve_root(data_root) / FILES[name], ("class_split",))["class_split"]
-    return np.array([SPLITS.index(str(word)) for word in words])
+    entry = "class_split_tiered" if name == "tinyimagenet" else "class_split"
+    words = read_npz(resolve_root(data_root) / FILES[name], (entry,))[entry]
+    numbers = {split: number for number, split in enumerate(SPLITS)} | {"val": SPLITS.index("validation"), "": -1}
+    return np.array([numbers[str(word)] for word in words])
 
 
-def pictures(name: str, images: int, data_root: str | None) -> tuple[list[Any], np.ndarray]:
-    """The first pictures of every class, and their labels."""
+def pictures(
+    name: str, images: int, data_root: str | None, classes: np.ndarray | None = None
+) -> tuple[list[Any], np.ndarray]:
+    """The first pictures of every class, or of some classes, and their labels."""
     import io
 
     from PIL import Image
@@ -79,7 +87,7 @@ def pictures(name: str, images: int, data_root: str | None) -> tuple[list[Any], 
     number = np.zeros(len(labels), int)
     for label in np.unique(labels):
         number[labels == label] = np.arange((labels == label).sum())
-    kept = number < images
+    kept = (number < images) & (True if classes is None else np.isin(labels, classes))
     files = packed_jpegs(arrays["jpeg"], arrays["offsets"])
     return [Image.open(io.BytesIO(one)) for one, use in zip(files, kept, strict=True) if use], labels[kept]
 

@@ -7,7 +7,8 @@
 
 Data sets are Flowers 102 and the groceries, 30 pictures a class. A metric that was learned from a class flatters it, so
 temperatures are fitted on episodes of one half of the training classes with the metric of the other half, and the other
-way round. `--also FILE.npz` adds a data set (features, labels) to the tests, of which nothing was learned.
+way round. `--also FILE.npz` adds a data set (features, labels) to the tests, of which nothing was learned, `--seen`
+Tiny ImageNet, whose classes the encoder itself was trained on.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from head_comparison import (
     training_parts,
     unknown_rows,
 )
+from PIL.Image import Image
 
 from fewshot.evaluation import metrics
 from fewshot.evaluation.calibration import fit_temperature
@@ -50,6 +52,7 @@ from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.run import Run, build_run
 
 ENCODER, NAMES, IMAGES = "efficientnet-lite0", ("flowers102", "groceries"), 30
+SEEN = "tinyimagenet"
 TRAIN, VALIDATION, TEST = range(3)
 WAYS, SHOTS = (2, 5, 10, 20), (1, 2, 5, 10)
 TESTED = ((5, 1), (5, 2), (5, 5), (5, 10), (20, 5))
@@ -77,8 +80,12 @@ class Source(NamedTuple):
 def load(name: str, data_root: str | None) -> Source:
     """The features of a data set, from the cache where they are kept."""
     some, labels = pictures(name, IMAGES, data_root)
-    features = FeatureCache().encode(load_encoder(ENCODER), some)
-    return Source(name, features, labels, class_split(name, labels.max() + 1, data_root))
+    return Source(name, encoded(some), labels, class_split(name, labels.max() + 1, data_root))
+
+
+def encoded(some: list[Image]) -> np.ndarray:
+    """Features [N, D]."""
+    return FeatureCache().encode(load_encoder(ENCODER), some)
 
 
 class Head(NamedTuple):
@@ -254,14 +261,23 @@ def rise(setting: Setting, head: Head, count: int) -> float:
     return float(np.mean(rises))
 
 
-def tested(setting: Setting, also: str | None) -> list[Source]:
-    """The data sets, and another one of whose classes nothing was learned."""
-    if also is None:
-        return list(setting.sources)
-    with np.load(also) as arrays:
-        labels = np.unique(arrays["labels"], return_inverse=True)[1]
-        other = Source(Path(also).stem, arrays["features"], labels, np.full(labels.max() + 1, TEST))
-    return [*setting.sources, other]
+def tested(setting: Setting, arguments: argparse.Namespace) -> list[Source]:
+    """The data sets, and others of whose classes the head learned nothing."""
+    found = list(setting.sources)
+    if arguments.seen:
+        classes = np.flatnonzero(class_split(SEEN, 0, arguments.data_root) == TEST)
+        some, labels = pictures(SEEN, IMAGES, arguments.data_root, classes)
+        found.append(unlearned(f"{SEEN} (seen by the encoder)", encoded(some), labels))
+    if arguments.also:
+        with np.load(arguments.also) as arrays:
+            found.append(unlearned(Path(arguments.also).stem, arrays["features"], arrays["labels"]))
+    return found
+
+
+def unlearned(name: str, features: np.ndarray, labels: np.ndarray) -> Source:
+    """A data set all of whose classes are test classes."""
+    numbers = np.unique(labels, return_inverse=True)[1]
+    return Source(name, features, numbers, np.full(numbers.max() + 1, TEST))
 
 
 def others_at(setting: Setting, head: Head, way: int, shot: int) -> Chosens:
@@ -281,12 +297,16 @@ def test(setting: Setting, arguments: argparse.Namespace) -> str:
     pretrained, rows, kept = load_pretrained("photographs"), [], []
     for way, shot in arguments.tasks or TESTED:
         others = others_at(setting, SHIPPED, way, shot)
-        for source in tested(setting, arguments.also):
+        for source in tested(setting, arguments):
             case = Case(source.name, source.dataset(source.classes(TEST)), Shape(way, shot, QUERIES))
             found = solved(pretrained, others, case, arguments.episodes)
             rows += rows_of(case, found)
             kept += kept_rows(case, found)
-            print(format_markdown(HEADER, rows[-len(found) :]), flush=True)
+            print(
+                format_markdown(HEADER, rows[-len(found) :]),
+                format_markdown(KEPT_HEADER, kept[-len(found) :]),
+                flush=True,
+            )
     return (
         "# The shipped head on test classes\n\n"
         f"`python benchmarks/heads.py test --episodes {arguments.episodes}`, in brackets what was run. NLL "
@@ -301,7 +321,7 @@ def unknown(setting: Setting, arguments: argparse.Namespace) -> str:
     pretrained, rows = load_pretrained("photographs"), []
     for way, shot in arguments.tasks or CHOICE:
         others = others_at(setting, SHIPPED, way, shot)
-        for source in tested(setting, arguments.also):
+        for source in tested(setting, arguments):
             case = Case(source.name, source.dataset(source.classes(TEST)), Shape(way, shot, QUERIES))
             rows += unknown_rows(pretrained, others, case, arguments.episodes)
             print(rows[-3:], flush=True)
@@ -339,6 +359,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--tasks", type=shape, nargs="+", metavar="5x1", help="classes x labelled pictures of tests")
     parser.add_argument("--also", metavar="FILE.npz")
+    parser.add_argument("--seen", action="store_true", help="also test on Tiny ImageNet")
     parser.add_argument("--data-root")
     parser.add_argument("--out", required=True)
     return parser.parse_args()

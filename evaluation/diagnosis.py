@@ -1,5 +1,6 @@
 """Posteriors of one labelled task: fitted, sampled, and under other likelihoods."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -23,6 +24,11 @@ from fewshot.models.likelihoods.base import AugmentedLikelihood, GaussianLikelih
 from fewshot.tasks import Dataset
 
 CHAINS = 4
+Tell = Callable[[str], None]  # takes what begins now, for whoever waits
+
+
+def silent(_: str) -> None:
+    """Tells nobody."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,13 @@ def found(
 
 
 def own_methods(
-    learner: GaussianProcess, task: LabelledTask, own: str, seed: int, draws: int
+    learner: GaussianProcess, task: LabelledTask, own: str, seed: int, draws: int, tell: Tell = silent
 ) -> tuple[dict[str, Found], Info]:
     """The run's own inference (first, under the name `own`) and samplers; Info of each step of the first."""
     fit_key, own_key, k_key, gibbs_key, nuts_key, data_key = jax.random.split(jax.random.key(seed), 6)
     algorithm, likelihood = learner.inference, learner.likelihood
     fitted = fit_pooled if algorithm.traits.sampled else partial(fit, steps=MAX_STEPS)
+    tell(own)
     state, path = jax.jit(lambda key: fitted(key, algorithm, task.prior, task.y))(fit_key)
     k_hat = None
     if not algorithm.traits.sampled:
@@ -100,7 +107,9 @@ def own_methods(
     posterior = algorithm.posterior(state, task.prior)
     methods = {own: found(own_key, posterior, likelihood, task, draws, k_hat)}
     if isinstance(likelihood, AugmentedLikelihood):
+        tell("gibbs")
         methods["gibbs"] = found(data_key, run_gibbs(gibbs_key, likelihood, task, draws), likelihood, task, draws)
+    tell("nuts")
     methods["nuts"] = found(data_key, run_nuts(nuts_key, likelihood, task, draws), likelihood, task, draws)
     return methods, jax.device_get(path)
 

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from fewshot.evaluation.out_of_episode import scores_of
 from fewshot.inference.inner.base import Mask
-from fewshot.learners.base import Inputs, Learner, Queries, apply
+from fewshot.learners.base import Learner, apply
 from fewshot.learners.task_temperature import FOLDS, left_out
 
 
@@ -28,37 +28,41 @@ def p_values(scores: Float[np.ndarray, " Q"], known: Float[np.ndarray, " K"]) ->
     return (1 + larger) / (1 + len(known))
 
 
-def unknown_p_values(
-    key: Key[Array, ""], learner: Learner, support: Inputs, y: Int[np.ndarray, " N"], query: Queries
-) -> Float[np.ndarray, " Q"] | None:
-    """p-values [Q] that queries show one of the classes of a task; None where no class has two labelled inputs.
+def left_out_scores(
+    key: Key[Array, ""],
+    learner: Learner,
+    support: Shaped[np.ndarray, "N ..."],
+    y: Int[np.ndarray, " N"],
+    real: Bool[np.ndarray, " N"] | None = None,
+) -> Float[np.ndarray, " K"] | None:
+    """Scores [K] of a task's labelled inputs, each without itself; None where no class has two of them.
 
-    y are the labels [N], 0..C-1, of the labelled inputs [N, ...]. Scores are the mutual information of label and latent
-    functions, or the entropy of the probabilities for a learner without a posterior.
+    y are the labels [N], 0..C-1, of the labelled inputs [N, ...], of which those that are not real are padding. Scores
+    are the mutual information of label and latent functions, or the entropy of the probabilities for a learner without
+    a posterior.
     """
-    counts = np.bincount(y)
+    real = np.ones(len(y), bool) if real is None else real
+    counts = np.bincount(y[real])
     if counts.max() < 2:
         return None
     folds = int(min(FOLDS, counts.max()))
-    own, others, held = apply(_scores, learner, (len(counts), folds), key, support, y, query)
-    return p_values(np.asarray(own), np.asarray(others)[np.asarray(held)])
+    scores, held = apply(_scores, learner, (len(counts), folds), key, support, y, real)
+    return np.asarray(scores)[np.asarray(held)]
 
 
 def _scores(
-    learner: Learner, classes: int, folds: int, key: Array, support: Array, y: Array, query: Array
-) -> tuple[Float[Array, " Q"], Float[Array, "F N"], Bool[Array, "F N"]]:
-    """Scores of the queries by all labelled inputs, of labelled inputs without each fold, and which count."""
-    real = jnp.ones(y.shape, bool)
+    learner: Learner, classes: int, folds: int, key: Array, support: Array, y: Array, real: Array
+) -> tuple[Float[Array, "F N"], Bool[Array, "F N"]]:
+    """Scores of all labelled inputs without each fold, and which of them the fold leaves out."""
     held = left_out(y, real, folds)
     fit_key, score_key = jax.random.split(key)
 
     def scored(fold: Array) -> Array:
         mask = Mask(real & ~fold, jnp.ones(classes, bool))
         state, _ = learner.fit(fit_key, support, y, classes, mask)
-        found = scores_of(score_key, learner, state, jnp.concatenate([support, query]))
+        found = scores_of(score_key, learner, state, support)
         return found.entropy if found.mutual_information is None else found.mutual_information
 
-    left = jnp.concatenate([jnp.zeros_like(held[:1]), held])
     each: Sequence[Array] | Array
-    each = jax.lax.map(scored, left) if learner.traits.traceable else jnp.stack([scored(fold) for fold in left])
-    return each[0][len(y) :], each[1:, : len(y)], held
+    each = jax.lax.map(scored, held) if learner.traits.traceable else jnp.stack([scored(fold) for fold in held])
+    return jnp.asarray(each), held

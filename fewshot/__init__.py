@@ -37,6 +37,7 @@ _HOMES = {
     "tasks": ("load", "sample_task"),
     "training.run": ("Run", "load_run"),
     "pretrained": ("load_pretrained",),
+    "predicting": ("predict_folders",),
     "classifier": ("FewShotClassifier", "InferenceFailedError"),
     "regressor": ("FewShotRegressor",),
     "heads": ("GaussianProcessHead", "PretrainedHead", "TrainedRun"),

@@ -171,6 +171,18 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         return self._fitted_task().unknown(self._inputs(X))
 
+    def unknown_p_value(self, X: object) -> Float[np.ndarray, " Q"]:
+        """p-values [Q] that a query shows one of the classes: small where it looks stranger than labelled examples do.
+
+        The rank of its `unknown_score` among those of the labelled examples, each left out; with K of them it is a
+        multiple of 1 / (K + 1). Raises ValueError where no class has two labelled examples.
+        """
+        check_is_fitted(self)
+        found = self._fitted_task().unknown_p_values(self._inputs(X))
+        if found is None:
+            raise ValueError("expected a class with two labelled examples or more, got one of each; add another")
+        return found
+
     def reject(self, X: object, wanted_accuracy: float = 0.95) -> Answers:
         """Answers, and the largest set of them to keep whose expected accuracy is the wanted one.
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
 from fewshot.evaluation.out_of_episode import entropy, mutual_information
 from fewshot.evaluation.scoring import embed_images
+from fewshot.evaluation.unknown import left_out_scores, p_values
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners.base import LatentLearner, Learner, apply
 from fewshot.learners.task_temperature import SPREAD, TemperatureMixture, single, task_temperature
@@ -25,7 +26,8 @@ CHUNK = 64  # images that pass the network, and queries that are predicted, at a
 FEW_CLASSES, FEW_POINTS = 5, 128  # up to which classes are padded to FEW_CLASSES
 DRAWS, FEWEST_DRAWS = 1024, 256  # of every expectation
 MOST_NUMBERS = 4_000_000  # of the logits of all labelled examples at once, to which large tasks reduce their draws
-PREDICTION, INFORMATION = 2, 3  # the fit splits its key in two, which are fold_in(key, 0) and fold_in(key, 1)
+# Numbers of keys: the fit splits its key in two, which are fold_in(key, 0) and fold_in(key, 1); `suggestion` has 4.
+PREDICTION, INFORMATION, UNKNOWN = 2, 3, 5
 
 
 class InferenceFailedError(RuntimeError):
@@ -132,6 +134,13 @@ class FittedTask:
         if isinstance(self.learner, LatentLearner):
             return self.information(new)
         return np.asarray(entropy(jnp.asarray(self.probabilities(new))))
+
+    def unknown_p_values(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"] | None:
+        """(U1) p-values that new inputs show one of the task's classes; None where no class has two labelled inputs."""
+        points, _, present = padding(len(self.inputs), self.classes, self.learner.traits.transductive)
+        key, labelled = jax.random.fold_in(self.key, UNKNOWN), padded(self.inputs, points)
+        known = left_out_scores(key, self.learner, labelled, padded(self.y, points), np.asarray(present.points))
+        return None if known is None else p_values(self.unknown(new), known)
 
     def with_labels(self, inputs: Shaped[np.ndarray, "K ..."], y: Int[np.ndarray, " K"]) -> "FittedTask":
         """The same task with K more labelled inputs of its classes, at the temperatures that it has."""

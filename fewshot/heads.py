@@ -191,7 +191,8 @@ class PretrainedHead(Head):
     def build(self, width: int | None) -> Built:
         """The learner. Raises ValueError for an unknown name."""
         found = self.load()
-        return Built(found.learner, lambda counts: TemperaturePrior(*found.temperatures(counts)))
+        prepare = preparation(found.run.config.dataset)
+        return Built(found.learner, lambda counts: TemperaturePrior(*found.temperatures(counts)), prepare)
 
     def fingerprint(self) -> str:
         """SHA-256 of the weights."""

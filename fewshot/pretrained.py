@@ -24,7 +24,7 @@ from fewshot.training.run_directory import READABLE, SCHEMA_VERSION, RunError
 from fewshot.training.shape_temperature import Temperatures
 
 FOLDER = Path(__file__).resolve().parent / "weights"
-PRETRAINED = ("photographs", "omniglot-emnist")
+PRETRAINED = ("photographs", "omniglot", "glyphs", "omniglot-emnist")
 DEFAULT = "photographs"
 HEAD_OF = {"efficientnet-lite0": "photographs"}  # the weights that belong to an encoder
 MOST_CELLS = 100  # ways or shots of a table

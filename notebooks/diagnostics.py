@@ -18,17 +18,17 @@ import jax
 import matplotlib.pyplot as plt
 from numpyro.infer import MCMC
 
-from fewshot import OneVsEach, cavi, cvi, load, load_run, predict, sample_task, to_arviz
+from fewshot import OneVsEach, cavi, cvi, load, load_pretrained, predict, sample_task, to_arviz
 from fewshot.inference.diagnostics import pareto_k, psis_loo, summary_table
 from fewshot.inference.inner import fit_to_tolerance
 from fewshot.inference.mcmc import GibbsKernel, nuts
 from fewshot.models.gaussian import BlockSites
 
-RUN, DATASET, WAY = "runs/glyphs-softmax-cvi-5way-1shot-0", "glyphs", 5
+DATASET, WAY = "glyphs", 5
 DRAWS = 1000
 k0, k1, k2, k3, k4 = jax.random.split(jax.random.key(2), 5)
 task = sample_task(k0, load(DATASET).test, way=WAY, shot=1, query=2)
-learner, likelihood, y = load_run(RUN).learner, OneVsEach(), task.y_support
+learner, likelihood, y = load_pretrained(DATASET).learner, OneVsEach(), task.y_support
 prior, query = learner.prior(task.x_support, WAY), learner.query(task.x_support, task.x_query, WAY)
 
 # %% [markdown]

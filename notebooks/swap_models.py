@@ -11,8 +11,9 @@
 # %% [markdown]
 # # One task, every model
 #
-# A run of `make train` gives a deep kernel: a network, and a kernel on its features. On one task of classes it never
-# saw, swap the likelihood, the inference and the base kernel, and look at the predictions side by side.
+# Weights that are shipped give a deep kernel: a network, and a kernel on its features; `load_run(RUN_DIR)` has that of
+# a run of your own. On one task of classes it never saw, swap the likelihood, the inference and the base kernel, and
+# look at the predictions side by side.
 
 # %%
 import jax
@@ -32,17 +33,17 @@ from fewshot import (
     gibbs,
     laplace,
     load,
-    load_run,
+    load_pretrained,
     predict,
     sample_task,
 )
 from fewshot.models.gaussian import BlockSites
 from fewshot.models.kernels import RBF, Cosine, Matern52
 
-RUN, DATASET, WAY = "runs/glyphs-softmax-cvi-5way-1shot-0", "glyphs", 5
+DATASET, WAY = "glyphs", 5
 k0, k1, k2 = jax.random.split(jax.random.key(1), 3)
 task = sample_task(k0, load(DATASET).test, way=WAY, shot=1, query=3)
-learner = load_run(RUN).learner
+learner = load_pretrained(DATASET).learner
 features, new = learner.embed(task.x_support), learner.embed(task.x_query)
 
 # %%

@@ -18,15 +18,17 @@ from fewshot.evaluation.html_report import ADAPTED, CALIBRATED, PAPERS, RAW, TEM
 from fewshot.evaluation.metrics import Metrics
 from fewshot.evaluation.resampling import plain_interval
 from fewshot.evaluation.text import Json, format_seconds
-from fewshot.runners.assessment import assess
-from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
+from fewshot.runners.cli.evaluation import parse
+from fewshot.runners.cli.flags import check_output
 from fewshot.runners.cli.launch import launch
 from fewshot.runners.curve_evaluation import CurveEvaluation, evaluate_curves, is_of_curves
 from fewshot.tasks.corruptions import parse_corruption
 from fewshot.tasks.replacing import replace_bytes, replace_text
 from fewshot.training import run_directory
+from fewshot.training.assessment import EvaluationConfig, assess, check
 from fewshot.training.run import Run
 
+OUTPUTS = ("json", "report", "episodes_file", "predictions_file")
 PACKAGES = ("bayesian-few-shot", "jax", "jaxlib", "numpyro", "flax", "numpy", "scipy")
 
 
@@ -53,6 +55,8 @@ def main(config: EvaluationConfig) -> Evaluation:
 
     Raises ConfigError, DataError or RunError, each with one line.
     """
+    for name in OUTPUTS:
+        check_output(f"--{name.replace('_', '-')}", getattr(config, name))
     check(config)
     run, found = assess(config)
     _print(found)

@@ -23,6 +23,7 @@ from fewshot.tasks.episodes import (
 )
 from fewshot.tasks.files import DataError
 from fewshot.tasks.images import Prepare, whole
+from fewshot.tasks.ink import STYLES, InkPreparation
 from fewshot.tasks.photographs import Crop, split_name
 
 DATASETS: dict[str, Callable[[str | os.PathLike | None], Splits]] = {
@@ -72,11 +73,14 @@ def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
     raise DataError(f"expected the name of a data set, got {name!r}; try one of {', '.join(NAMES)}")
 
 
-def preparation(name: str) -> Prepare:
+def preparation(name: str, find_ink: bool = True) -> Prepare:
     """How the data set of a name makes an image of a picture, for new pictures to be treated alike.
 
     Photographs are cropped as their data set crops them; of characters, and of the pictures of a folder, all is kept.
+    A photograph of a character on paper is read as `tasks.ink` does, unless find_ink is false.
     """
+    if find_ink and name in STYLES:
+        return InkPreparation(name)
     crop = CROPS.get(split_name(name.partition(":")[0])[0])
     return whole if crop is None else lambda picture, shape: crop(picture, shape[0])
 

@@ -27,6 +27,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
 SYSTEM = ("Thumbs.db", "desktop.ini", "__MACOSX")  # files and folders of systems that do not begin with a dot
 DAMAGED_PICTURE = (struct.error, TypeError, OverflowError)  # what Pillow also raises for numbers of a wrong type
+HEIC = (".heic", ".heif")
+HEIC_HINT = "HEIC is not read: save as JPEG (iPhone: Settings, Camera, Formats, Most Compatible; or heif-convert)"
 ORIENTATION = 0x0112  # the Exif tag
 MOST_NAMED = 3  # files left out that are named
 Shape = tuple[int, int, int]
@@ -187,7 +189,8 @@ def opened(content: Path | io.BytesIO, name: str | Path) -> Iterator["Image"]:
     except DataError:
         raise
     except (*DAMAGE, *DAMAGED_PICTURE, Image.DecompressionBombError) as error:
-        raise DataError(f"expected an image in {name}, got one that cannot be read ({error})") from error
+        reason = HEIC_HINT if Path(name).suffix.lower() in HEIC else error
+        raise DataError(f"expected an image in {name}, got one that cannot be read ({reason})") from error
 
 
 def read_picture(file: Path) -> "Image":
@@ -316,4 +319,5 @@ def tell_left_out(path: Path, used: Iterable[Path]) -> None:
     others = [str(file.relative_to(path)) for file in _visible_files(path) if file not in kept]
     if others:
         more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
-        print(f"left out of {path}: {', '.join(others[:MOST_NAMED])}{more}", file=sys.stderr)
+        hint = f"; {HEIC_HINT}" if any(Path(other).suffix.lower() in HEIC for other in others) else ""
+        print(f"left out of {path}: {', '.join(others[:MOST_NAMED])}{more}{hint}", file=sys.stderr)

@@ -10,8 +10,8 @@ from fewshot.evaluation import scoring
 from fewshot.evaluation.calibration import fit_temperature
 from fewshot.evaluation.episodes import Shape, draw_episodes, queries
 from fewshot.runners import evaluate
-from fewshot.runners.cli.evaluation import EvaluationConfig
 from fewshot.tasks import flat_images
+from fewshot.training.assessment import EvaluationConfig
 from fewshot.training.data import load_splits
 from fewshot.training.run import load_run
 

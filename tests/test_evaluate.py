@@ -28,10 +28,11 @@ from fewshot.evaluation.resampling import plain_interval
 from fewshot.evaluation.robustness import corrupted
 from fewshot.evaluation.text import format_percent
 from fewshot.learners.task_temperature import SPREAD, task_temperature
-from fewshot.runners import assessment, evaluate
-from fewshot.runners.cli.evaluation import EvaluationConfig, check, parse
+from fewshot.runners import evaluate
+from fewshot.runners.cli.evaluation import parse
 from fewshot.tasks import make_dataset, sample_task
-from fewshot.training import run_directory
+from fewshot.training import assessment, run_directory
+from fewshot.training.assessment import EvaluationConfig, check
 from fewshot.training.data import check_images, load_splits, subset_of_classes
 from fewshot.training.run import export, load_run
 from fewshot.training.run_directory import RunError

@@ -25,6 +25,7 @@ DIAGNOSTICS = {
     "inference/diagnostics.py",
     "evaluation/diagnosis.py",
     "evaluation/diagnosis_plots.py",
+    "evaluation/diagnosis_tables.py",
     "runners/diagnose.py",
 }
 

@@ -1,8 +1,13 @@
 """The console command `fewshot`: which programs there are, and their exit codes."""
 
+import shutil
+import subprocess
+
 import pytest
 
 from fewshot.runners.cli import main
+
+BASH = shutil.which("bash") or "bash"
 
 
 def test_a_program_is_run_on_the_rest_of_the_words(capsys):
@@ -28,3 +33,21 @@ def test_a_name_that_is_no_program_is_refused(words, shown, capsys):
 def test_help_lists_the_programs(capsys):
     assert main.main(["--help"]) == 0
     assert "train,evaluate,predict,encode,diagnose,reproduce" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, whose words these are; install it")
+def test_the_tab_key_knows_programs_flags_and_weights(capsys):
+    assert main.main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+
+    def offered(*words):
+        typed = " ".join(f"'{word}'" for word in words)
+        asked = f"{script}\nCOMP_WORDS=(fewshot {typed}); COMP_CWORD={len(words)}; _fewshot; echo ${{COMPREPLY[@]}}"
+        return subprocess.run([BASH, "-c", asked], capture_output=True, text=True, check=True).stdout.split()
+
+    assert offered("e") == ["evaluate", "encode"]
+    assert offered("predict", "--keep") == ["--keep-accuracy"] and offered("predict", "glyph") == ["glyphs"]
+    assert offered("train", "--conf") == ["--config"] and offered("train", "x") == []  # files, then
+    assert main.main(["completion", "fish"]) == 2
+    assert "expected fewshot completion bash or zsh, got fish" in capsys.readouterr().err
+    assert main.main(["completion", "zsh"]) == 0 and "bashcompinit" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -13,11 +14,14 @@ import tiny_omniglot
 
 from fewshot import tasks
 from fewshot.runners import meta_train
+from fewshot.runners.cli.flags import parse
 from fewshot.training import checkpoint, run_directory, shape_temperature
 from fewshot.training import loop as loop_module
-from fewshot.training.configuration import RunConfig
+from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.interruption import AT_ONCE
+from fewshot.training.overrides import ConfigError
 from fewshot.training.run import load_run
+from fewshot.training.run_directory import RunError
 
 ROWS = ["trained", "trained, raw (temperature 1)", "untrained network", "1-nearest neighbour on pixels"]
 
@@ -93,6 +97,19 @@ def test_the_first_step_is_not_part_of_the_estimate(monkeypatch):
     )
     loop_module.Training._estimate(loop)
     assert messages[0].startswith("a step takes 1e+03 ms") and "about 50 s of training" in messages[0]
+
+
+def test_a_run_is_repeated_but_for_the_flags_that_are_given(tiny_run, tmp_path):
+    config, own = parse(["--config", str(Path(tiny_run.path) / "config.json")]), load_run(tiny_run.path).config
+    assert config.run_dir is None and resolve(config).to_json() == own.to_json()
+    changed = parse(["--config", str(tiny_run.path), "--seed", "7", "--set", "trainer.test_episodes=3"])
+    assert changed.seed == 7 and changed.settings == own.settings | {"trainer.test_episodes": 3}
+    with pytest.raises(ConfigError, match="expected --config or --resume, got both"):
+        parse(["--config", str(tiny_run.path), "--resume"])
+    with pytest.raises(ConfigError, match=r"to be a run folder or its config.json, got .*metrics.jsonl"):
+        parse(["--config", str(Path(tiny_run.path) / "metrics.jsonl")])
+    with pytest.raises(RunError, match="no run in"):
+        parse(["--config", str(tmp_path)])
 
 
 def test_a_finished_run_is_tested_again_and_times_no_step(tiny_run, tiny_data, tmp_path, capfd):

@@ -15,8 +15,9 @@ from PIL import Image
 from problems import double
 from sklearn.base import clone
 
-from fewshot import conditioning
+from fewshot import conditioning, predicting
 from fewshot.classifier import FewShotClassifier
+from fewshot.conditioning import fit_task
 from fewshot.inference.inner import exact, run
 from fewshot.inference.predictive import predict as predict_probabilities
 from fewshot.learners import GaussianProcess
@@ -25,7 +26,7 @@ from fewshot.models import KERNELS, Identity, LabelRegression, deep_kernel
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.runners import meta_train, predict
 from fewshot.tasks import DataError, photographs, preparation, sample_task
-from fewshot.tasks.images import load_labelled, load_unlabelled, picture_of, whole
+from fewshot.tasks.images import HEIC_HINT, load_labelled, load_unlabelled, picture_of, whole
 from fewshot.tasks.photographs import SPLITS, centre_square
 from fewshot.training import shape_temperature
 from fewshot.training.configuration import RunConfig
@@ -347,7 +348,9 @@ def test_hidden_files_and_folders_are_no_images_and_what_is_left_out_is_said(tmp
         (tmp_path / "ash" / f"IMG_{number}.HEIC").write_bytes(b"a telephone's")
     load_labelled(tmp_path, SHAPE, whole)
     names = ", ".join(f"ash/IMG_{number}.HEIC" for number in range(3))
-    assert capsys.readouterr().err == f"left out of {tmp_path}: {names} and 1 more\n"
+    assert capsys.readouterr().err == f"left out of {tmp_path}: {names} and 1 more; {HEIC_HINT}\n"
+    with pytest.raises(DataError, match=r"IMG_0.HEIC, got one that cannot be read \(HEIC is not read: save as JPEG"):
+        load_unlabelled(tmp_path / "ash" / "IMG_0.HEIC", SHAPE, whole)
     assert len(load_unlabelled(tmp_path / "ash", SHAPE, whole).names) == 1
 
 
@@ -365,7 +368,7 @@ def folders(tmp_path, task):
 
 def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypatch):
     asked = []
-    monkeypatch.setattr(predict, "preparation", lambda name: asked.append(name) or preparation(name))
+    monkeypatch.setattr(predicting, "preparation", lambda name, ink: asked.append(name) or preparation(name, ink))
     arguments = [str(tiny_run.path), "--support", str(folders / "support"), "--query", str(folders / "query")]
     arguments += ["--temperature", "0.5"]
     assert predict.command_line([*arguments, "--csv", str(folders / "p.csv")]) == 0
@@ -453,12 +456,12 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
         asked.append((known.classes, *episodes.shape[:2]))
         return 0.1 * episodes.shape.shot
 
-    def classifier(*arguments, **parameters):
-        given.append((parameters["temperature"], parameters["temperature_of_fewer"]))
-        return FewShotClassifier(*arguments, **parameters)
+    def fit(*arguments):
+        given.append(arguments[-1][:2])
+        return fit_task(*arguments)
 
     monkeypatch.setattr(shape_temperature, "temperature_of", fitted)
-    monkeypatch.setattr(predict, "FewShotClassifier", classifier)
+    monkeypatch.setattr(predicting, "fit_task", fit)
     without = shutil.ignore_patterns(shape_temperature.KEPT)  # what is fitted is kept there
     path = shutil.copytree(tiny_run.path, tmp_path / "run", ignore=without)
     own = load_run(path)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewshot import pretrained
+from fewshot import predicting, pretrained
+from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary
 from fewshot.models.networks import encoders
 from fewshot.models.networks.pictures import FrozenEncoder, Preparation
+from fewshot.predicting import load_model
 from fewshot.pretrained import TemperatureTable, store
 from fewshot.runners import predict
-from fewshot.runners.cli.predictions import Predicted, csv_text, html_page, json_text, summary
 from fewshot.tasks.images import Images
 from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.overrides import ConfigError
@@ -92,7 +93,10 @@ def arguments(shop, *more):
     return ["--support", str(shop / "support"), "--query", str(shop / "query"), *more]
 
 
-def test_pictures_to_answers_without_naming_a_run(shop, capsys):
+def test_pictures_to_answers_without_naming_a_run(shop, capsys, monkeypatch):
+    passed: list[int] = []
+    embed = predicting.embed
+    monkeypatch.setattr(predicting, "embed", lambda learner, x: passed.append(len(x)) or embed(learner, x))
     (shop / "query" / "b.png").write_bytes(b"\x89PNG nothing")
     (shop / "support" / "red" / "c.png").write_bytes(b"")
     files = [shop / name for name in ("p.csv", "p.json", "p.html")]
@@ -101,6 +105,7 @@ def test_pictures_to_answers_without_naming_a_run(shop, capsys):
     printed, errors = capsys.readouterr()
     assert "2 classes with 2 labelled images each, 1 query; read as 3 features of colours\n" in printed
     assert sorted(line.split("got")[0].split("/")[-1].strip() for line in errors.splitlines()) == ["b.png,", "c.png,"]
+    assert passed == [4, 1]  # every picture once
     (row,) = csv.DictReader(files[0].read_text().splitlines())
     assert row["prediction"] == "red" and float(row["unknown"]) < 1 and files[1].exists() and files[2].exists()
     with pytest.raises(SystemExit):
@@ -109,7 +114,7 @@ def test_pictures_to_answers_without_naming_a_run(shop, capsys):
 
 
 def test_the_temperature_of_a_name_is_the_stored_one(shop, monkeypatch):
-    model = predict.load_model(predict.parse(arguments(shop)))
+    model = load_model()
     assert model.temperatures([1, 1]) == (pytest.approx(0.5), None)
     assert model.temperatures([2, 2]) == (pytest.approx(0.6), pytest.approx(0.5))
     assert model.temperatures([2, 1]) == (pytest.approx(np.sqrt(0.5 * 0.6)), pytest.approx(0.5))
@@ -117,7 +122,7 @@ def test_the_temperature_of_a_name_is_the_stored_one(shop, monkeypatch):
 
 def test_what_makes_no_sense_is_refused(shop, tiny_run):
     with pytest.raises(ConfigError, match="expected no --encoder with"):
-        predict.load_model(predict.parse([str(tiny_run.path), *arguments(shop, "--encoder", "colours")]))
+        load_model(str(tiny_run.path), "colours")
     for text in ("0", "1.2", "nan"):
         with pytest.raises(ConfigError):
             predict.parse(arguments(shop, "--keep-accuracy", text))

@@ -3,8 +3,8 @@
 import pytest
 
 from fewshot.runners import evaluate
-from fewshot.runners.cli.evaluation import EvaluationConfig
 from fewshot.runners.studies import reproduction, robustness
+from fewshot.training.assessment import EvaluationConfig
 
 EPISODES = 12
 

@@ -25,8 +25,8 @@ from fewshot.learners.task_temperature import (
 )
 from fewshot.models.gaussian import GaussianPrior, Query
 from fewshot.models.likelihoods import LabelRegression, OneVsEach, Softmax
-from fewshot.runners import assessment
-from fewshot.runners.cli.evaluation import EvaluationConfig
+from fewshot.training import assessment
+from fewshot.training.assessment import EvaluationConfig
 
 KEPT = Path(__file__).resolve().parents[1] / "docs" / "results" / "omniglot-emnist" / "5shot"
 KEY = jax.random.key(0)

@@ -112,7 +112,7 @@ def test_new_pictures_are_treated_as_those_of_the_data_set(tmp_path):
     """Those of flowers by the archive's way; of the others where their folders are read, below."""
     assert CROPS.keys() == PHOTOGRAPHS.keys()
     for name in ("glyphs", "omniglot", "omniglot-emnist", "folder:a", "folder-32:a", "embeddings:a"):
-        assert preparation(name) is whole
+        assert preparation(name, find_ink=False) is whole
     content, path = encoded(textured((80, 50))), tmp_path / "photograph.jpg"
     path.write_bytes(content)
     with tarfile.open(tmp_path / "102flowers.tgz", "w:gz") as archive:

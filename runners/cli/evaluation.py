@@ -1,72 +1,11 @@
-"""The command line of evaluate.py, and what can be refused before anything is computed."""
+"""The command line of evaluate.py."""
 
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 
 from fewshot.evaluation.episodes import EVALUATION_SEED
-from fewshot.runners.cli.flags import OneLineParser, check_output, count_or_auto, dataset_name, whole_number
-from fewshot.tasks.corruptions import CORRUPTIONS, parse_corruption
-from fewshot.training.overrides import ConfigError
-
-TEST_EPISODES = 600
-OUTPUTS = ("json", "report", "episodes_file", "predictions_file")
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """The flags of evaluate.py; None and 0 stand for the run's own value, query 0 for 15 or what the data allow.
-
-    episodes 0: those of from_episodes, or TEST_EPISODES. batches 0: 5, or as many as there are episodes.
-    """
-
-    run_dir: str
-    dataset: str | None = None
-    episodes: int = 0
-    batches: int = 0
-    way: int = 0
-    shot: int = 0
-    query: int = 0
-    seed: int = EVALUATION_SEED
-    calibrate: bool = False
-    papers_calibration: bool = False
-    adapt: bool = False
-    corruption: str | None = None
-    out_of_episode: bool = False
-    json: str | None = None
-    report: str | None = None
-    episodes_file: str | None = None
-    predictions_file: str | None = None
-    from_episodes: str | None = None
-    data_root: str | None = None
-
-    def command(self) -> str:
-        """The command line that this is the configuration of."""
-        words = ["python", "runners/evaluate.py", self.run_dir]
-        for entry in fields(self)[1:]:
-            value = getattr(self, entry.name)
-            if value != entry.default:
-                flag = f"--{entry.name.replace('_', '-')}"
-                words += [flag] if value is True else [flag, str(value)]
-        return shlex.join(words)
-
-
-def check(config: EvaluationConfig) -> None:
-    """Raises ConfigError or DataError for what cannot work whatever the run and the data are."""
-    for name in OUTPUTS:
-        check_output(f"--{name.replace('_', '-')}", getattr(config, name))
-    if config.from_episodes is None:
-        check_batches(config, config.episodes or TEST_EPISODES)
-    elif config.episodes or config.way or config.shot or config.query:
-        raise ConfigError("--from-episodes decides --episodes, --way, --shot and --query; leave them out")
-    if config.corruption:
-        parse_corruption(config.corruption)
-
-
-def check_batches(config: EvaluationConfig, episodes: int) -> None:
-    """Raises ConfigError for more batches than episodes."""
-    if not 0 <= config.batches <= episodes:
-        raise ConfigError(f"--batches must lie between 1 and the {episodes} episodes, got {config.batches}")
+from fewshot.runners.cli.flags import OneLineParser, count_or_auto, dataset_name, whole_number
+from fewshot.tasks.corruptions import CORRUPTIONS
+from fewshot.training.assessment import TEST_EPISODES, EvaluationConfig
 
 
 def parse(arguments: Sequence[str] | None = None) -> EvaluationConfig:

@@ -15,15 +15,33 @@ from fewshot.training.overrides import LARGEST_SEED, ConfigError, parse_override
 
 
 def parse(arguments: Sequence[str] | None = None) -> RunConfig:
-    """The command line of meta_train.py. With --resume the flags not given are those of the run folder.
+    """The command line of meta_train.py.
 
-    Raises ConfigError, and RunError if there is no run to resume.
+    With --resume the flags not given are those of the run folder, with --config those of another run. Raises
+    ConfigError, and RunError if there is no run to resume, or none to repeat.
     """
     given = vars(_parser().parse_args(arguments))
     if "set" in given:
         given["settings"] = dict(parse_override(text) for text in given.pop("set"))
+    if (file := given.pop("config", None)) is not None:
+        return _again(Path(file), given)
     config = configured(**given)
     return _resumed(config, given) if config.resume else config
+
+
+def _again(file: Path, given: Mapping[str, Any]) -> RunConfig:
+    """The configuration of another run, but for the flags that are given."""
+    if given.get("resume"):
+        raise ConfigError(
+            "expected --config or --resume, got both; --resume goes on with a run, --config begins it anew"
+        )
+    folder = file if file.is_dir() else file.parent
+    if not file.is_dir() and file.name != "config.json":
+        raise ConfigError(f"expected --config to be a run folder or its config.json, got {file}")
+    stored = RunConfig.from_json(run_directory.load(folder).config, str(folder))
+    fill: Callable[..., RunConfig] = replace
+    settings = stored.settings | given.get("settings", {})
+    return fill(stored, **{"run_dir": None, **given, "settings": settings})
 
 
 def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
@@ -129,6 +147,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", help="e.g. inference.rho=0.5")
     parser.add_argument("--seed", type=whole_number, help="of the network, the tasks and the inference (default 0)")
     parser.add_argument("--run-dir", metavar="DIR", help="default runs/<dataset>-<likelihood>-...")
+    parser.add_argument(
+        "--config", metavar="FILE", help="repeat the run of this config.json or folder, with the flags given changed"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run folder")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     several = parser.add_argument_group("several processes", "start the same command line in each, numbered from 0")

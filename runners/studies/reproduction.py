@@ -15,7 +15,6 @@ from fewshot.evaluation.scoring import number_failed
 from fewshot.evaluation.text import format_table
 from fewshot.learners import TrainsOn
 from fewshot.runners import evaluate, meta_train
-from fewshot.runners.cli.evaluation import EvaluationConfig
 from fewshot.runners.studies import (
     comparison_table,
     comparisons,
@@ -33,6 +32,7 @@ from fewshot.runners.studies.comparisons import Comparison, Method
 from fewshot.runners.studies.reporting import save
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import run_directory
+from fewshot.training.assessment import EvaluationConfig
 from fewshot.training.configuration import RunConfig, begun, trains_on
 from fewshot.training.overrides import ConfigError, Settings
 from fewshot.training.run_directory import DivergedError

@@ -1,6 +1,11 @@
-"""Everything that evaluate.py computes about one run, before it is printed or drawn."""
+"""Everything that evaluate.py computes about one run, before it is printed or drawn.
 
-from dataclasses import replace
+run, found = assess(EvaluationConfig("runs/omniglot", calibrate=True))
+print(found.heading, found.rows)
+"""
+
+import shlex
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +22,70 @@ from fewshot.evaluation.scoring import embed, score
 from fewshot.learners import NearestMean, NearestNeighbour
 from fewshot.learners.base import LatentLearner
 from fewshot.models.backbones import Identity
-from fewshot.runners.cli.evaluation import TEST_EPISODES, EvaluationConfig, check_batches
 from fewshot.tasks import DataError, Dataset, Splits, check_task_size
+from fewshot.tasks.corruptions import parse_corruption
 from fewshot.training import shape_temperature
 from fewshot.training.configuration import HELD_OUT
 from fewshot.training.data import load_splits
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import Run, load_run
+
+TEST_EPISODES = 600
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What to test, and on what: the flags of evaluate.py.
+
+    None and 0 stand for the run's own value, query 0 for 15 or what the data allow. episodes 0: those of
+    from_episodes, or TEST_EPISODES. batches 0: 5, or as many as there are episodes.
+    """
+
+    run_dir: str
+    dataset: str | None = None
+    episodes: int = 0
+    batches: int = 0
+    way: int = 0
+    shot: int = 0
+    query: int = 0
+    seed: int = EVALUATION_SEED
+    calibrate: bool = False
+    papers_calibration: bool = False
+    adapt: bool = False
+    corruption: str | None = None
+    out_of_episode: bool = False
+    json: str | None = None
+    report: str | None = None
+    episodes_file: str | None = None
+    predictions_file: str | None = None
+    from_episodes: str | None = None
+    data_root: str | None = None
+
+    def command(self) -> str:
+        """The command line that this is the configuration of."""
+        words = ["python", "runners/evaluate.py", self.run_dir]
+        for entry in fields(self)[1:]:
+            value = getattr(self, entry.name)
+            if value != entry.default:
+                flag = f"--{entry.name.replace('_', '-')}"
+                words += [flag] if value is True else [flag, str(value)]
+        return shlex.join(words)
+
+
+def check(config: EvaluationConfig) -> None:
+    """Raises ConfigError or DataError for what cannot work whatever the run and the data are."""
+    if config.from_episodes is None:
+        check_batches(config, config.episodes or TEST_EPISODES)
+    elif config.episodes or config.way or config.shot or config.query:
+        raise ConfigError("--from-episodes decides --episodes, --way, --shot and --query; leave them out")
+    if config.corruption:
+        parse_corruption(config.corruption)
+
+
+def check_batches(config: EvaluationConfig, episodes: int) -> None:
+    """Raises ConfigError for more batches than episodes."""
+    if not 0 <= config.batches <= episodes:
+        raise ConfigError(f"--batches must lie between 1 and the {episodes} episodes, got {config.batches}")
 
 
 def assess(config: EvaluationConfig) -> tuple[Run, Assessment]:

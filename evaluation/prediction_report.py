@@ -1,4 +1,4 @@
-"""What predict.py found, as text, CSV, JSON and a page of pictures."""
+"""Predictions of a task's queries for people: as text, CSV, JSON and a page of pictures."""
 
 import base64
 import csv
@@ -57,14 +57,14 @@ class Predicted(NamedTuple):
         return "" if self.unknown is None else f"{self.unknown[number]:.{digits}f}"
 
 
-def printed(found: Predicted, csv_file: str | None) -> None:
-    """Print the first rows, the temperature, and how many answers are kept."""
+def table(found: Predicted, csv_file: str | None = None) -> str:
+    """The first rows, the temperature, and how many answers are kept; csv_file: where all rows are."""
     low, high = min(found.counts), max(found.counts)
     images = f"{low} labelled image{'s' if low > 1 else ''}" if low == high else f"{low} to {high} labelled images"
     queries = "1 query" if len(found.names) == 1 else f"{len(found.names)} queries"
-    print(f"{len(found.classes)} classes with {images} each, {queries}; read as {found.read_as}")
+    heading = f"{len(found.classes)} classes with {images} each, {queries}; read as {found.read_as}"
     before = "" if found.before is None else f", learned from the labelled images; before them {found.before:.3g}"
-    print(f"temperature {found.temperature:.3g}{before}")
+    lines = [heading, f"temperature {found.temperature:.3g}{before}"]
     best = np.argsort(-found.probabilities, axis=1)[:, :2]
     rows = [
         [
@@ -75,13 +75,14 @@ def printed(found: Predicted, csv_file: str | None) -> None:
         ]
         for q, name in enumerate(found.names[:SHOWN])
     ]
-    print(format_table(["image", "most probable", "then", "answer", "unknown"], rows))
+    lines.append(format_table(["image", "most probable", "then", "answer", "unknown"], rows))
     if len(found.names) > SHOWN:
         where = f"{plain(csv_file)} has" if csv_file else "--csv FILE writes"
-        print(f"... and {len(found.names) - SHOWN} more; {where} all of them")
-    print(summary(found))
+        lines.append(f"... and {len(found.names) - SHOWN} more; {where} all of them")
+    lines.append(summary(found))
     if found.unknown is not None:
-        print("unknown: share of the labelled pictures, each left out, that look less strange than this one")
+        lines.append("unknown: share of the labelled pictures, each left out, that look less strange than this one")
+    return "\n".join(lines)
 
 
 def summary(found: Predicted) -> str:
