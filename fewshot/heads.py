@@ -27,7 +27,7 @@ from fewshot.tasks.images import Prepare, whole
 from fewshot.training import shape_temperature
 from fewshot.training.configuration import GAUSSIAN_PROCESS, RunConfig, resolve
 from fewshot.training.overrides import ConfigError, Setting
-from fewshot.training.run import Run, build_run, load_run
+from fewshot.training.run import Run, build_run, load_class_run
 from fewshot.training.run_directory import RunError
 
 Counts = Sequence[int]  # labelled examples of each class
@@ -168,7 +168,7 @@ class TrainedRun(Head):
 @functools.lru_cache(maxsize=8)
 def _loaded(run_dir: str, fingerprint: str) -> Run:
     del fingerprint  # another one is another run
-    return load_run(run_dir)
+    return load_class_run(run_dir)
 
 
 @functools.lru_cache(maxsize=64)

@@ -31,7 +31,7 @@ from fewshot.tasks.images import Images, Prepare, labelled_files, load_labelled,
 from fewshot.tasks.ink import COVERED, STYLES, InkPreparation, covered
 from fewshot.training import shape_temperature
 from fewshot.training.overrides import ConfigError
-from fewshot.training.run import Run, load_run
+from fewshot.training.run import Run, load_class_run
 from fewshot.training.shape_temperature import Temperatures
 
 KEEP_ACCURACY = 0.95
@@ -95,7 +95,7 @@ def load_model(
         shipped = load_pretrained(name)
         run, by, temperatures = shipped.run, shipped.encoder, shipped.temperatures
     else:
-        run, by = load_run(name), None
+        run, by = load_class_run(name), None
         temperatures = partial(_fitted_temperatures, run, data_root)
     if encoder and not holds_features(run.learner.image_shape):
         raise ConfigError(f"expected no --encoder with {name}, which reads images itself; leave it out")

@@ -31,6 +31,8 @@ from fewshot.models.likelihoods import Normal
 from fewshot.runners import evaluate, meta_train
 from fewshot.tasks.curves import GENERATED, Covariance, ProcessCurves, RealTask, Rows, Sinusoids, load_curves
 from fewshot.training.configuration import configured
+from fewshot.training.run import load_class_run
+from fewshot.training.run_directory import RunError
 
 SETTINGS = {"validation_episodes": 6, "test_episodes": 8, "log_every": 4, "validate_every": 8, "schedule": "constant"}
 SMALL = ["--set", *(f"trainer.{name}={value}" for name, value in SETTINGS.items())]
@@ -194,6 +196,8 @@ def test_a_run_on_curves(tmp_path, capsys):
     assert metrics["episodes"] == 10 and f"{metrics['nll']:.4f}  " in capsys.readouterr().out
     assert metrics["intervals"]["crps"][0] < metrics["crps"] < metrics["intervals"]["crps"][1]
     assert metrics["intervals"]["nll"][0] < metrics["nll"] < metrics["intervals"]["nll"][1]
+    with pytest.raises(RunError, match=r"expected a run on classes in .*, got one on sinusoids"):
+        load_class_run(whole)
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ from fewshot.models.backbones import Backbone
 from fewshot.models.deep_kernel import DeepKernel, starting_values
 from fewshot.models.likelihoods.base import Likelihood
 from fewshot.tasks import Splits
+from fewshot.tasks.curves import has_real_labels
 from fewshot.training import run_directory
 from fewshot.training.configuration import (
     GAUSSIAN_PROCESS,
@@ -148,6 +149,14 @@ def load_run(run_dir: str | Path) -> Run:
         raise RunError(f"{directory.path / 'config.json'}: {plain(error)[:300]}; train again") from error
     run = replace(run, own_classes=data.classes)
     return with_weights(run, stored, directory.weights)
+
+
+def load_class_run(run_dir: str | Path) -> Run:
+    """`load_run`, of a run that was trained on classes. Raises RunError for one on real labels, too."""
+    run = load_run(run_dir)
+    if has_real_labels(run.config.dataset):
+        raise RunError(f"expected a run on classes in {run_dir}, got one on {run.config.dataset}; use FewShotRegressor")
+    return run
 
 
 def with_weights(run: Run, stored: WeightTree, source: Path) -> Run:
