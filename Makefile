@@ -17,12 +17,13 @@ TYPED := mkdir -p .typing/fewshot && \
 	ln -sfn $(foreach path,evaluation inference learners models runners tasks training $(wildcard fewshot/*.py) fewshot/py.typed,../../$(path)) .typing/fewshot/
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test slow fuzz lint bench docs notebooks
+.PHONY: help install train test long slow fuzz lint bench docs notebooks
 
 help:
 	@echo "make train      meta-train on the built-in characters and test (ARGS='--shot 5' passes options on)"
 	@echo "make test       the default tests; ARGS='-k metrics' selects"
-	@echo "make slow       the long statistical tests"
+	@echo "make long       the tests that take seconds each, which CI runs too"
+	@echo "make slow       the statistical tests, and those that take minutes"
 	@echo "make fuzz       20,000 odd tasks and 4,000 damaged files: 0 tracebacks, NaN, hangs and bad codes are wanted"
 	@echo "make lint       format, lint and type checks"
 	@echo "make bench      what inference and training steps cost, as ratios to the backbone of the same run"
@@ -37,6 +38,9 @@ train: $(VENV)/.installed
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
+
+long: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -m long $(WORKERS) $(ARGS)
 
 slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(WORKERS) $(ARGS)

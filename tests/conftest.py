@@ -12,6 +12,7 @@ from jaxtyping import install_import_hook
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAPS = 20_000
+WITHOUT_SLOW = ("not slow and not long", "not slow", "long")  # choices of tests
 # Most programs of the default tests run once: unoptimised, XLA compiles them in a fifth of the time.
 QUICKLY_COMPILED = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
@@ -35,7 +36,7 @@ compilation_cache.enable()
 
 def pytest_configure(config):
     """Where slow tests are among them, all are compiled as for users; so too where XLA would end at an unknown flag."""
-    if "XLA_FLAGS" in os.environ or config.option.markexpr != "not slow":
+    if "XLA_FLAGS" in os.environ or config.option.markexpr not in WITHOUT_SLOW:
         return
     variables = os.environ | {"XLA_FLAGS": QUICKLY_COMPILED}
     known = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=variables, capture_output=True)

@@ -204,6 +204,7 @@ def test_the_optimal_latents_make_the_bound_stationary(likelihood):
     np.testing.assert_allclose(-2 * by_variance, jnp.stack(variances), atol=1e-9)
 
 
+@pytest.mark.long
 @double
 @each_likelihood
 def test_local_sites_have_the_slope_of_the_log_likelihood(likelihood):
@@ -253,6 +254,7 @@ def test_one_vs_each_is_below_softmax():
     assert (own <= np.log(softmax(f, axis=0)) + 1e-12).all() and (np.exp(own).sum(0) < 1).all()
 
 
+@pytest.mark.long
 @double
 def test_expectations_of_one_class_are_one_dimensional_integrals():
     """A single class: E log s(f) - E log s(f) = 0; two: against nested adaptive quadrature."""
@@ -306,6 +308,7 @@ def check_monotone(name, count, tolerance):
     assert worst <= tolerance
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("name", AUGMENTED)
 def test_cavi_never_lowers_its_bound(name):

@@ -120,6 +120,7 @@ def test_the_algebra_is_that_of_the_whole_matrix(kind, size):
     close(posterior.alpha, sites.shift - sites.times(posterior.mean))  # G4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["star", "simplex"])
 @pytest.mark.parametrize("scale", [1.0, 30.0, 300.0])
 def test_the_fast_routes_in_single_precision_are_the_dense_one(kind, scale):
@@ -175,6 +176,7 @@ def dense_star(sites):
     return BlockSites(sites.shift, sites.blocks())
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("shared", [True, False])
 def test_derivatives_of_log_z_in_closed_form(shared):
@@ -325,6 +327,7 @@ def test_a_class_of_probability_zero_has_no_gradient_and_leaves_the_others_their
     np.testing.assert_allclose(jnp.sum(slope * direction), change, rtol=1e-7)
 
 
+@pytest.mark.long
 @double
 def test_semidefinite_cholesky_of_any_rank():
     rng = np.random.default_rng(0)
@@ -351,6 +354,7 @@ def test_the_positive_part_drops_negative_eigenvalues_and_counts_them():
     assert count == 1
 
 
+@pytest.mark.long
 @double
 def test_expectations_over_coupled_classes():
     rng = np.random.default_rng(1)

@@ -261,6 +261,7 @@ for step in range(1, 10_000):
 """
 
 
+@pytest.mark.long
 def test_kill_during_a_save_leaves_whole_checkpoints(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", SAVE_FOREVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     with process:

@@ -75,6 +75,7 @@ def test_all_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
 
+@pytest.mark.long
 def test_pipelines_tables_searches_and_scores():
     features, labels = clusters(6)
     table = pd.DataFrame(features, columns=[f"x{i}" for i in range(6)])
@@ -183,6 +184,7 @@ def test_labels_come_back_as_they_were_given():
 # What it says beside probabilities
 
 
+@pytest.mark.long
 @double
 def test_latents_are_those_of_the_task_itself():
     """Unpadded, by the algebra alone; under label regression, whose posterior is exact."""
@@ -395,6 +397,7 @@ def test_what_is_shipped_comes_with_its_encoder_and_temperatures(monkeypatch):
     assert model.fit(features, labels).score(features, labels) > 0.9
 
 
+@pytest.mark.long
 def test_an_encoder_with_a_shipped_head_takes_it():
     features = np.random.default_rng(0).normal(size=(6, 1280))
     features[::2] += 0.5

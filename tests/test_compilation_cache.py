@@ -30,6 +30,7 @@ def run_program(cache_home):
     return done.stdout.splitlines()
 
 
+@pytest.mark.long
 def test_a_damaged_entry_is_replaced_quietly_and_results_are_the_same(tmp_path):
     folder, first = run_program(tmp_path)
     assert folder.startswith(str(tmp_path / "bayesian-few-shot" / "xla-"))

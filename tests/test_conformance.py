@@ -62,6 +62,7 @@ class NoBound(OneVsEach):
         return 0.5 * super().augmented_bound(y, marginals, aux, classes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "likelihood, message",
     [

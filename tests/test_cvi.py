@@ -30,6 +30,7 @@ def first_target(task, points, **settings):
     return jax.jit(lambda: kernel.init(jax.random.key(0), task.prior, task.y).target)()
 
 
+@pytest.mark.long
 @double
 def test_the_expected_curvature_is_that_of_the_likelihood_over_the_same_nodes():
     task = problem(0, classes=CLASSES, points=4)
@@ -51,6 +52,7 @@ def test_the_expected_curvature_is_that_of_the_likelihood_over_the_same_nodes():
         np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
 
+@pytest.mark.long
 @double
 def test_the_inner_product_of_sites_is_the_covariance_of_their_logarithms():
     """(C4): Cov(h.u - u.L u / 2, h'.u - u.L' u / 2) for u ~ N(0, Sigma), by a rule that is exact for degree 6."""
@@ -133,6 +135,7 @@ def check_nothing_is_clipped(likelihood, classes, points, scales, steps=12, last
         assert np.abs(blocks.sum(1)).max() < 1e-4 * np.abs(blocks).max()
 
 
+@pytest.mark.long
 def test_nothing_is_clipped_along_the_common_shift_of_block_sites():
     check_nothing_is_clipped(Softmax(), 4, 6, (1.0, 30.0))
 
@@ -184,6 +187,7 @@ def test_the_expected_curvature_leaves_the_sampled_bound_below_its_best():
     assert 0 <= ends["gradient"] - ends["expected"] < 0.5
 
 
+@pytest.mark.long
 @double
 def test_no_step_of_block_sites_is_longer_than_the_full_one():
     """The secant rule asks for more here; beyond 1 a site is no mean of two semi-definite ones."""

@@ -49,6 +49,7 @@ def test_the_projection_is_that_of_non_negative_least_squares(duplicates):
         assert (found == 0).any() and (b[np.asarray(found) > 0] < 0).sum() >= 0
 
 
+@pytest.mark.long
 @double
 def test_the_projection_has_the_derivative_of_the_face_it_lies_on():
     metric, b, w, real = map(jnp.asarray, cone(1))
@@ -80,6 +81,7 @@ def test_precisions_are_as_wanted_where_none_is_negative_and_masked_ones_take_no
     np.testing.assert_allclose(nearest(jnp.where(fewer, b, 0.0), w, fewer)[:, :3], small, atol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_the_metric_is_that_of_the_posterior_covariance():
     one = problem(0, points=5)
@@ -99,6 +101,7 @@ def slope_towards(target, sites, prior, y, points):
     return jax.jvp(bound, (sites,), (jax.tree.map(jnp.subtract, target, sites),))[1]
 
 
+@pytest.mark.long
 @double
 def test_every_target_is_uphill_where_setting_precisions_to_0_one_by_one_is_not():
     """From the fixed point of the targets set to 0 one by one, where the step down used to be refused for ever."""
@@ -189,6 +192,7 @@ def settled(likelihood, shapes, tasks_per_shape):
     return codes, held
 
 
+@pytest.mark.long
 @double
 def test_logistic_softmax_settles_where_precisions_are_clipped():
     codes, held = settled(LOGISTIC, [(3, 2)], 14)
@@ -221,6 +225,7 @@ def test_a_stall_is_reported_and_ends_the_search():
     assert jnp.all(state.sites.shift == 0)
 
 
+@pytest.mark.long
 def test_a_refused_step_reports_the_clips_of_the_state_that_is_kept():
     one, kernel = problem(2, points=8, scale=20.0, mean=False), cvi(LOGISTIC)
 

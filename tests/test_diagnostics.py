@@ -123,6 +123,7 @@ def test_a_mixture_is_drawn_chain_by_chain():
         pareto_k(jax.random.key(0), kernel, state, task.prior, OneVsEach(), task.y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("likelihood", [Softmax(), LabelRegression()], ids=["labels", "coded"])
 def test_arviz_data_of_a_chain(likelihood, tmp_path):
     task = problem(0, points=5)
@@ -198,6 +199,7 @@ def test_ratios_of_every_posterior_find_the_same_evidence():
     assert np.ptp(list(evidence.values())) < 0.08, evidence
 
 
+@pytest.mark.long
 def test_k_hat_tells_a_good_posterior_from_a_narrow_one():
     task = problem(0, points=5)
     kernel, likelihood, state, _ = fitted("cvi", task)
@@ -237,6 +239,7 @@ def test_loo_of_label_regression_is_the_closed_form():
     np.testing.assert_allclose(of_labels.elpd, labels.sum(), atol=0.2)
 
 
+@pytest.mark.long
 def test_loo_of_labels_divides_by_all_labels_with_the_same_weights():
     """log sum_d w_d p(y | f_d) - log sum_d w_d sum_k p(k | f_d); psis_loo where the second is 1."""
     f = jnp.asarray(np.random.default_rng(0).normal(size=(1, 400, 3, 5)), jnp.float32)
@@ -276,6 +279,7 @@ def correlated(correlation, draws=400, seed=0):
     return np.stack(rows, axis=1)
 
 
+@pytest.mark.long
 def test_the_efficiency_of_correlated_chains_enters_the_smoothing():
     independent, slow = correlated(0.0), correlated(0.9)
     assert relative_efficiency(independent) > 0.9
@@ -323,6 +327,7 @@ def test_samples_without_latents_are_refused():
         to_arviz(jax.random.key(0), task.prior.given(fitted("cvi", task)[2].sites).marginals, Softmax(), *task[:2])
 
 
+@pytest.mark.long
 def test_the_runner_writes_data_tables_and_plots(tiny_run, tiny_data, tmp_path, capfd):
     out = tmp_path / "out"
     flags = [str(tiny_run.path), "--out", str(out), "--data-root", tiny_data, "--query", "4"]

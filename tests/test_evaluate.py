@@ -286,6 +286,7 @@ def test_one_episode_has_scores_and_no_intervals():
     assert plain_interval(found["entropy"].interval) is None
 
 
+@pytest.mark.long
 def test_each_task_can_learn_its_temperature(tiny_run, tiny_data, capsys):
     """As the functions that it calls, episode by episode; accuracy is hardly touched."""
     found = evaluate.main(
@@ -346,6 +347,7 @@ def test_calibration_needs_tasks_of_validation_classes(tiny_run, tiny_data):
         assessment._validation(model, few, 3, 1, EvaluationConfig(str(tiny_run.path)))
 
 
+@pytest.mark.long
 def test_other_classes_are_counted_as_they_are_and_of_other_data_sets_nothing_is_claimed(flags, capsys, monkeypatch):
     assert evaluate.command_line([*flags, "--out-of-episode"]) == 0
     assert "Queries of 1 class outside the episode told from its own 3" in capsys.readouterr().out
@@ -381,6 +383,7 @@ def test_weights_of_another_configuration_are_refused(tiny_run, tmp_path):
         load_run(copy)
 
 
+@pytest.mark.long
 def test_a_loaded_run_takes_bytes_and_numbers(tiny_run, tiny_data):
     task = sample_task(jax.random.key(0), load_splits("omniglot", tiny_data).test, way=4, shot=1, query=5)
     model = load_run(tiny_run.path).learner
@@ -412,6 +415,7 @@ def test_loading_finds_what_was_exported(tiny_run, tmp_path):
     assert all((a == b).all() for a, b in zip(jax.tree.leaves(after), jax.tree.leaves(before), strict=True))
 
 
+@pytest.mark.long
 def test_help_works_from_any_folder(tmp_path):
     script = Path(__file__).resolve().parents[1] / "runners" / "evaluate.py"
     done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True)

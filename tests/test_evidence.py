@@ -49,6 +49,7 @@ def evidence_of(name, task, **settings):
     return found.value, found.error
 
 
+@pytest.mark.long
 @double
 def test_quadrature_is_exact_for_a_gaussian_likelihood():
     task, likelihood = problem(0, classes=2, points=2, scale=1.0), LabelRegression(noise=1.0)
@@ -132,6 +133,7 @@ def check_bounds(inference, likelihood, task, fit_settings=None, annealing_setti
     return value - plain
 
 
+@pytest.mark.long
 @double
 @each_deterministic_cell
 def test_no_bound_exceeds_the_evidence(inference, likelihood):
@@ -172,6 +174,7 @@ def test_block_sites_are_below_the_evidence_and_above_diagonal_ones(likelihood):
         assert diagonal < block + 1e-6 and block < evidence + 4 * error
 
 
+@pytest.mark.long
 @double
 def test_the_bound_of_an_exact_posterior_is_the_evidence():
     task, likelihood = problem(0, points=4), LabelRegression(noise=0.5)

@@ -194,6 +194,7 @@ def test_single_precision_is_near_double_precision():
     assert np.max(np.abs(single_gradient.variance - gradient.variance)) < SINGLE_PRECISION["variance"]
 
 
+@pytest.mark.long
 @double
 def test_any_class_may_be_masked():
     marginals = marginals_on(5, seed=7)
@@ -290,6 +291,7 @@ def test_expectation_of_any_function_under_a_product_rule():
     np.testing.assert_allclose(log_ndtr(0.0), np.log(0.5))
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("coupled", [False, True])
 def test_few_points_are_laid_out_otherwise_and_have_the_same_expectations(coupled):

@@ -81,7 +81,7 @@ def test_none_of_all_altered_configurations_is_a_traceback(run):
 @pytest.mark.parametrize(
     "at, raw, message",
     [
-        (("way",), "null", "config.json: expected a whole number from 2 to 10000 as way, got None"),
+        (("way",), "null", "config.json: expected a whole number from 1 to 10000 as way, got None"),
         (("shot",), "true", "expected a whole number from 1 to 100000 as shot, got True"),
         (("seed",), str(2**32), "expected a whole number from 0 to 4294967295 as seed, got 4294967296"),
         (("kernel",), '"foo"', "expected one of cosine, .* as kernel, got 'foo'"),

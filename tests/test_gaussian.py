@@ -300,6 +300,7 @@ def test_precise_sites_in_single_precision(scale, precision):
     assert all(errors[name] < PRECISE[name] for name in PRECISE), errors
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("shared", [True, False], ids=["one K", "K by class"])
 def test_derivatives_of_the_evidence_equal_differences(shared):

@@ -84,6 +84,7 @@ def check_no_other_sites_are_better(task, evaluations):
     assert gap < 1e-4  # L-BFGS did arrive
 
 
+@pytest.mark.long
 @double
 def test_no_other_sites_have_a_higher_bound():
     check_no_other_sites_are_better(problem(5, points=len(LABELS), features=5), evaluations=80)
@@ -184,6 +185,7 @@ def test_unrolling_past_the_fixed_point_stays_finite_in_single_precision():
     assert np.isfinite(value) and np.isfinite(slope).all()
 
 
+@pytest.mark.long
 @double
 def test_implicit_is_exact_for_the_predictive_objective_and_fixed_sites_are_not():
     expected = sampled_differences("predictive")
@@ -268,6 +270,7 @@ def claims():
             yield pytest.param(name, *mode, marks=[] if (name, *mode) in quick else pytest.mark.slow)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("name, objective, hypergradient", list(claims()))
 def test_every_claim_of_an_exact_hypergradient(name, objective, hypergradient):

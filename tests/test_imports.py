@@ -122,6 +122,7 @@ def test_every_package_is_listed_for_installation():
     assert set(listed) == present | {"fewshot"}
 
 
+@pytest.mark.long
 def test_training_imports_neither_arviz_nor_orbax_nor_matplotlib():
     # Together they cost seconds; Orbax comes in with the first checkpoint, matplotlib with the first glyph rendered.
     paths = [path.relative_to(REPOSITORY) for package in ALLOWED.keys() - {"fewshot"} for path in files(package)]
@@ -145,6 +146,7 @@ def test_nothing_imports_a_folder_of_the_checkout_by_its_own_name():
     assert found == {}
 
 
+@pytest.mark.long
 def test_no_module_is_loaded_under_two_names():
     """After a training command and every module of the project, no file stands behind two names."""
     modules = [
@@ -168,6 +170,7 @@ print([names for names in files.values() if len(names) > 1])
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.long
 def test_a_users_own_folders_do_no_harm(tmp_path):
     """In a folder that has `models`, `tasks` and `inference` of its own, as the installation and as a bare checkout."""
     for name in ("models", "tasks", "inference"):

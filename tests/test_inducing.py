@@ -37,6 +37,7 @@ def nystrom(kernel, hyper, x, z, new):
     return np.asarray(gram(hyper, x, z)) @ np.linalg.solve(gram(hyper, z, z), np.asarray(gram(hyper, z, new)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: type(kernel).__name__)
 @double
 def test_both_are_their_dense_formulas(kernel):
@@ -70,6 +71,7 @@ def test_predictions_are_those_of_dense_algebra(fitc):
     np.testing.assert_allclose(found.variance, variance, atol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_inducing_points_at_the_inputs_give_the_exact_process():
     kernel = Matern52()
@@ -136,6 +138,7 @@ def test_gradients_for_points_kernel_and_noise_are_those_of_finite_differences(e
     np.testing.assert_allclose(jax.jit(jax.grad(value))(zero), slopes, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 @double
 def test_repeated_inducing_points_and_a_kernel_of_low_rank_need_no_jitter(dtype):

@@ -339,6 +339,7 @@ def test_a_residual_that_is_not_a_number_is_no_convergence():
     assert np.isnan(info.residual) and info.code == Code.NOT_CONVERGED
 
 
+@pytest.mark.long
 def test_numbers_that_are_not_finite_are_reported():
     task = problem(17)
     broken = task.prior._replace(covariance=task.prior.covariance.at[0, 0].set(jnp.nan))

@@ -157,6 +157,7 @@ def loss_and_gradient(learner, data, for_each=jax.vmap):
     return value_and_gradient(parameters, data)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRAINED)
 def test_the_loss_and_its_gradient_are_finite(name):
     learner = make(name)

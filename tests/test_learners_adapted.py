@@ -80,6 +80,7 @@ def test_the_gradient_is_that_of_finite_differences():
     assert same == pytest.approx(differences, rel=1e-9) and abs(other - exact) > 1e-3  # one value, another gradient
 
 
+@pytest.mark.long
 @double
 def test_the_first_order_gradient_is_that_of_the_adapted_parameters():
     tasks = batch((3, 3, 1))
@@ -114,6 +115,7 @@ def plain_maml(parameters, task, rate):
     return log_probabilities(adapted, task.x_query, task.y_query)
 
 
+@pytest.mark.long
 @double
 def test_the_gradient_through_conv4_is_that_of_plain_layers():
     """Second derivatives pass the fused blocks' hand-written gradients."""

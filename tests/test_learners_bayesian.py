@@ -36,6 +36,7 @@ def value_of(learner, tasks):
     return float(objective(parameters))
 
 
+@pytest.mark.long
 @double
 def test_the_stein_direction_is_a_step_of_numpyro():
     def log_likelihood(row):
@@ -183,6 +184,7 @@ def test_the_gradient_of_abml_is_that_of_finite_differences():
     assert exact == pytest.approx(differences, rel=1e-6) and abs(exact) > 1e-3
 
 
+@pytest.mark.long
 @double
 def test_one_step_of_abml_from_a_zero_head_is_known_in_closed_form():
     """The prior's divergence has no slope at the prior; the log deviations move by the noise times the mean's slope."""

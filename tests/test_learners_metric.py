@@ -56,6 +56,7 @@ def test_the_loss_of_prototypes_is_the_cross_entropy_of_the_queries():
     assert float(outcome.objective) == pytest.approx(expected, rel=1e-9) and outcome.points == 4
 
 
+@pytest.mark.long
 @double
 def test_nearest_mean_is_a_softmax_of_cosines():
     x, y, query = points()
@@ -103,6 +104,7 @@ def test_logistic_regression_says_that_it_did_not_converge(monkeypatch):
     assert code == Code.NOT_CONVERGED
 
 
+@pytest.mark.long
 @double
 def test_relation_compares_every_pair():
     """Logits of a pair on its own, in evaluation mode, and scores divided by their sum."""
@@ -121,6 +123,7 @@ def test_relation_compares_every_pair():
         np.testing.assert_allclose(found[q], scores / scores.sum(), rtol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_the_loss_of_relations_is_the_squared_error_of_their_scores():
     """Each task has its own batch statistics, and the running ones move."""
@@ -153,6 +156,7 @@ def test_relation_sees_the_maps_of_a_network_that_has_them():
     assert learner.comparison.hidden.kernel[...].shape == (2, 8)  # pooled once to one pixel, two channels
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [Prototypical, Matching])
 def test_masked_points_and_classes_count_for_nothing(make):
     """Whatever a padded point holds: here an image a thousand times as large."""

@@ -42,6 +42,7 @@ def test_prototypical_networks_train(prototypical):
     assert np.abs(np.asarray(moved)).max() > 1e-3
 
 
+@pytest.mark.long
 def test_a_trained_learner_is_evaluated(prototypical, tiny_data):
     path, _ = prototypical
     flags = {"episodes": 12, "way": 4, "shot": 2, "adapt": True, "data_root": tiny_data}
@@ -50,6 +51,7 @@ def test_a_trained_learner_is_evaluated(prototypical, tiny_data):
     assert metrics["nll"] < 5 and metrics["raw"]["accuracy"] == metrics["accuracy"]
 
 
+@pytest.mark.long
 def test_a_trained_learner_predicts_a_users_images(prototypical, tiny_data, tmp_path):
     """Of more classes than it was trained with, as many as there are images of each."""
     path, _ = prototypical
@@ -70,6 +72,7 @@ def test_a_trained_learner_predicts_a_users_images(prototypical, tiny_data, tmp_
     np.testing.assert_allclose(found.probabilities, expected / expected.sum(1, keepdims=True), atol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("learner", ["feature-transfer", "first-order-maml", "nearest-mean", "logistic-regression"])
 def test_other_ways_to_train_end_with_a_table(learner, tiny_data, tmp_path):
     """On batches of images, on images that a task adapts to, and on nothing; the run is read back."""

@@ -75,6 +75,7 @@ def test_every_pass_shows_each_real_point_once():
     assert max(first.count(point) for point in (0, 2, 3, 4, 6)) < 25
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [FeatureTransfer, BaselinePlusPlus])
 def test_masked_points_and_classes_change_no_head(make):
     x, y = points()

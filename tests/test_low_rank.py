@@ -32,6 +32,7 @@ def some_sites(seed=0, largest=2.0):
     return Sites(jnp.asarray(rng.normal(size=(CLASSES, POINTS))), jnp.asarray(precision))
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("kernel", [Linear(), Cosine()])
 def test_every_number_is_that_of_factors_of_size_n(kernel):
@@ -95,6 +96,7 @@ def test_inferences_end_where_they_end_with_factors_of_size_n(inference):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
+@pytest.mark.long
 @double
 def test_draws_have_the_moments_of_the_posterior():
     prior, _, plain, _, y = problem(4)
@@ -126,6 +128,7 @@ def test_few_points_keep_factors_of_size_n():
     )
 
 
+@pytest.mark.long
 def test_single_precision_keeps_digits_that_factors_of_size_n_lose():
     """At an output scale and precisions of 1,000 W K is 1e6: the other factors have no digit of the mean right."""
     rng = np.random.default_rng(7)

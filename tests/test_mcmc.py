@@ -27,6 +27,7 @@ def run(kernel, key=0, warmup=5, samples=20, chains=2, method="vectorized", fiel
     return mcmc
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", AUGMENTED)
 def test_gibbs_runs_as_a_numpyro_kernel(name):
     task, likelihood = problem(0, points=5), AUGMENTED[name]

@@ -112,6 +112,7 @@ def test_a_run_is_repeated_but_for_the_flags_that_are_given(tiny_run, tmp_path):
         parse(["--config", str(tmp_path)])
 
 
+@pytest.mark.long
 def test_a_finished_run_is_tested_again_and_times_no_step(tiny_run, tiny_data, tmp_path, capfd):
     shutil.copytree(tiny_run.path, tmp_path / "copy")
     assert meta_train.command_line(["--resume", "--run-dir", str(tmp_path / "copy"), "--data-root", tiny_data]) == 0
@@ -160,6 +161,7 @@ def test_validation_needs_one_program_each(tiny_run):
     assert tiny_run.programs <= 4  # one that embeds and one that solves, for the learner and for the nearest neighbour
 
 
+@pytest.mark.long
 def test_another_likelihood_and_objective_train_too(tiny_data, tmp_path):
     settings = tiny_omniglot.SETTINGS | {"trainer.learning_rate": 0.01}
     flags = tiny_omniglot.FLAGS | {"backbone": "mlp", "episodes": 7, "tasks_per_step": 2, "settings": settings}

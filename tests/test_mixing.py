@@ -18,6 +18,7 @@ def chains(correlation, sweeps, count, statistics=3, seed=0):
     return np.stack(rows)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sweeps", [9, 24, 200])
 @pytest.mark.parametrize("correlation", [-0.9, 0.5, 0.9])
 def test_both_are_those_of_arviz(correlation, sweeps):
@@ -34,6 +35,7 @@ def test_both_are_those_of_arviz(correlation, sweeps):
         np.testing.assert_allclose(effective[k], wanted, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_effective_draws_of_a_known_correlation():
     """S M (1 - r) / (1 + r)."""
     traces = chains(0.8, 4000, 20, statistics=2)
@@ -41,6 +43,7 @@ def test_effective_draws_of_a_known_correlation():
     np.testing.assert_allclose(found, 80_000 * 0.2 / 1.8, rtol=0.15)
 
 
+@pytest.mark.long
 def test_scalars_that_never_move_are_mixed_and_lost_ones_are_not():
     traces = jnp.asarray(chains(0.0, 24, 8, statistics=1))
     assert mixed(traces)

@@ -31,6 +31,7 @@ def by_logarithms(q, real):
     return expect(densities, q, points).T
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", REAL)
 @double
 def test_densities_and_their_gradients_are_those_of_sums_of_logarithms(name):

@@ -23,6 +23,7 @@ def write_features(file, names):
     np.savez(file, **arrays)
 
 
+@pytest.mark.long
 def test_a_run_is_refused_when_its_classes_have_moved(tmp_path, capsys):
     names = {"train": ["a", "b", "c"], "validation": ["d", "e", "f"], "test": ["g", "h", "i"]}
     file, run = tmp_path / "features.npz", tmp_path / "run"

@@ -252,6 +252,7 @@ def draws_of(seed, cases, dtype=np.float32, count=20_000, rows=24):
     return np.asarray(sample_polya_gamma(jax.random.key(seed), b, z))[: len(cases)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_draws_follow_the_distribution(dtype):
     cases = [(b, z) for b in (1, 2, 5, 30) for z in TILTS]
@@ -320,6 +321,7 @@ def test_draws_for_other_shapes_stay_within_the_stated_error():
         check_draws(values, b, z, checks=len(cases), allowed=dict(STATED)[b])
 
 
+@pytest.mark.long
 def test_large_shapes_have_the_right_moments():
     """Mean, variance and skewness; the distribution itself is compared in the slow test below."""
     shapes = (EXACT_UP_TO - 1, EXACT_UP_TO + 1, 999, 1001, 10**5, 10**7)
@@ -386,6 +388,7 @@ def test_the_stated_error_of_the_gamma_sum(b, error):
             assert abs(inverted_cdf(w, b, z, approximate, shift) - exact) < error
 
 
+@pytest.mark.long
 def test_mixed_shapes_in_one_call():
     """Zeros, ordinary counts, huge and fractional values side by side; each entry has its own mean."""
     b = np.array([0, 1, 2, 0.7, 40, 300, 5e6, 0], np.float32)

@@ -112,6 +112,7 @@ def test_buckets_are_never_too_small_nor_much_too_large(points, classes, expecte
     assert (real.points.sum(), real.classes.sum()) == (points, classes)
 
 
+@pytest.mark.long
 @double
 def test_a_padded_task_gives_the_probabilities_of_the_task_itself():
     """With label regression, which has no random expectation: those of other likelihoods draw once for each class."""
@@ -366,6 +367,7 @@ def folders(tmp_path, task):
     return tmp_path
 
 
+@pytest.mark.long
 def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(predicting, "preparation", lambda name, ink: asked.append(name) or preparation(name, ink))
@@ -388,6 +390,7 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
     assert asked == ["omniglot"] * 2  # the run's own data set
 
 
+@pytest.mark.long
 def test_features_of_ones_own_from_training_to_probabilities(tmp_path, capsys):
     rng = np.random.default_rng(0)
 
@@ -437,6 +440,7 @@ def test_predictions_draw_by_a_key_that_inference_does_not_use(classifier, task,
     assert used and not known & {np.asarray(jax.random.key_data(key)).tobytes() for key in used}
 
 
+@pytest.mark.long
 def test_more_draws_leave_less_to_the_seed(classifier, task):
     def spread(draws):
         models = [changed(classifier, temperature=1.0, draws=draws, random_state=seed) for seed in range(4)]
@@ -446,6 +450,7 @@ def test_more_draws_leave_less_to_the_seed(classifier, task):
     assert spread(8192) < min(2e-3, spread(64) / 5)
 
 
+@pytest.mark.long
 def test_the_temperature_is_that_of_as_many_classes_and_images(
     tiny_run, tiny_data, folders, tmp_path, capsys, monkeypatch
 ):

@@ -93,6 +93,7 @@ def arguments(shop, *more):
     return ["--support", str(shop / "support"), "--query", str(shop / "query"), *more]
 
 
+@pytest.mark.long
 def test_pictures_to_answers_without_naming_a_run(shop, capsys, monkeypatch):
     passed: list[int] = []
     embed = predicting.embed

@@ -46,6 +46,7 @@ def file(run, tmp_path):
     return tmp_path / "x.safetensors"
 
 
+@pytest.mark.long
 def test_what_was_stored_answers_as_before(run, file):
     found = read(file, "x")
     assert found.encoder == "efficientnet-lite0" and found.temperature([1, 1]) == pytest.approx(0.1)

@@ -40,6 +40,7 @@ def test_the_kernel_is_that_of_the_base_on_average_with_errors_of_order_one_over
     assert np.abs(found[-1].mean(0)).max() < 5 * deviations[-1] / np.sqrt(seeds)
 
 
+@pytest.mark.long
 @double
 def test_the_root_is_one_and_regression_on_it_is_the_process():
     kernel, x, new = RandomFourier(Matern52(), 20, 3), inputs(1, 30), inputs(2, 5)

@@ -55,6 +55,7 @@ def test_make_targets_exist(target):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.long
 def test_runners_know_their_flags():
     known = {}
     for command in RUNNERS:
@@ -74,6 +75,7 @@ def test_training_commands_name_choices_and_settings_that_exist():
         resolve(parse(arguments))
 
 
+@pytest.mark.long
 def test_the_lines_for_notebooks_run(tiny_run, tiny_data, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     (block,) = [block for block in blocks if "load_run" in block]

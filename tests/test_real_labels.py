@@ -271,6 +271,7 @@ class NearestPoint(Learner):
         return Outcome(jnp.mean(for_each(one)(keys, tasks)), tasks.y_query.shape[1], {})
 
 
+@pytest.mark.long
 def test_a_learner_of_other_people_trains_on_real_labels(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(learners.LEARNERS, "nearest-point", NearestPoint)
     config = configured(

@@ -73,6 +73,7 @@ def test_a_true_prediction_has_the_scores_of_theory():
     assert scores(shift=1.0).summary()["rmse"] > 1.3
 
 
+@pytest.mark.long
 def test_an_episode_without_finite_predictions_is_a_vague_one():
     whole = scores(episodes=6)
     broken = whole.judged._replace(crps=np.where(np.arange(6)[:, None] == 2, np.nan, whole.judged.crps))

@@ -41,6 +41,7 @@ def test_it_finds_what_scikit_learn_finds():
     assert found.code_ == Code.OK and found.score(x, y) > 0.97
 
 
+@pytest.mark.long
 def test_a_given_noise_and_kernel_are_taken():
     x, y = curve(12)
     regressor = FewShotRegressor(kernel=Matern52(), noise=0.5).fit(x, y)

@@ -44,6 +44,7 @@ def tiny(monkeypatch):
     monkeypatch.setitem(COMPARISONS, "tiny", TINY)
 
 
+@pytest.mark.long
 def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(
     tiny, tiny_data, tmp_path, monkeypatch, capsys
 ):
@@ -137,6 +138,7 @@ def test_accuracy_is_drawn_against_nll_and_training_time():
         assert [line.get_markerfacecolor() for line in axis.lines] == ["tab:blue", "white"]
 
 
+@pytest.mark.long
 def test_rows_can_be_chosen_and_two_runs_give_the_same_table(tiny, tiny_data, tmp_path):
     flags = ["tiny", "--methods", "gaussian-exact", "--shots", "1", "--episodes", "4", "--data-root", tiny_data]
     for name in ("once", "twice"):
@@ -153,6 +155,7 @@ def without_times(table):
     return re.sub(r"\| [^|]* (?=\| \d+ \+ \d+ \|\n)", "", table)
 
 
+@pytest.mark.long
 def test_with_two_labelled_images_a_class_tasks_adapt(tiny_data, tmp_path, monkeypatch):
     method = Method("gaussian-exact", "gaussian", "exact", CHANGES | {"backbone": "mlp"}, SETTINGS)
     monkeypatch.setitem(COMPARISONS, "tiny", replace(TINY, methods=(method,), episodes={2: 4}))
@@ -209,6 +212,7 @@ def test_only_rows_of_equal_conditions_are_ranked():
     assert ranked == [3, 1, 2, None, None, None, None]
 
 
+@pytest.mark.long
 def test_a_method_that_diverges_does_not_end_the_comparison(tiny_data, tmp_path, monkeypatch, capsys):
     cheap = CHANGES | {"backbone": "mlp"}
     wild = Method("wild", "gaussian", "exact", cheap, SETTINGS | {"trainer.kernel_learning_rate": 1000.0})
@@ -240,6 +244,7 @@ def test_rows_that_a_comparison_lacks_are_refused(tiny, flags, message, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_rows_of_earlier_commands_stay_where_they_are_comparable(tiny, tiny_data, tmp_path, capsys):
     out = tmp_path / "out"
     one, other = (
@@ -341,6 +346,7 @@ def test_rows_that_were_not_read_in_their_paper_say_so():
     assert [row.source for row in gaussian_processes] == ["DKT, second-hand"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_every_method_of_a_comparison_can_be_configured(name):
     methods = COMPARISONS[name].methods

@@ -136,6 +136,7 @@ def best_after_restoring(monkeypatch):
     return best
 
 
+@pytest.mark.long
 def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
     start, tiny_run, tiny_data, tmp_path, capfd, monkeypatch
 ):

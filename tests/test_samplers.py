@@ -115,6 +115,7 @@ def one_sweep(likelihood, y, count, slices=0):
     return errors
 
 
+@pytest.mark.long
 @names
 def test_one_sweep_leaves_the_posterior_invariant(name):
     errors = one_sweep(LIKELIHOODS[name], jnp.asarray([0, 1], jnp.int32), 20_000)
@@ -129,6 +130,7 @@ class Doubled(LogisticSoftmax):
         return 2 * super().log_prob(y, f, classes)
 
 
+@pytest.mark.long
 def test_slices_within_a_sweep_leave_the_posterior_invariant():
     prior, y, count = small_prior(2, 2), jnp.asarray([0, 1], jnp.int32), 20_000
     f = np.asarray(prior_draws(jax.random.key(0), prior, count))
@@ -397,6 +399,7 @@ def test_a_sampler_that_has_not_mixed_is_reported_and_one_that_has_is_not():
     assert (codes(failed) == Code.NON_FINITE).all()  # what is worse is said
 
 
+@pytest.mark.long
 def test_what_mixing_is_judged_by():
     """log p(y | f), one latent and |f|^2 of every chain, of the points and classes that are real."""
     task, kernel = problem(0, points=4), gibbs(OneVsEach(), chains=3)
@@ -429,6 +432,7 @@ def test_kept_sweeps_are_spread_over_the_second_half(chains, sweeps):
     assert fit_pooled(jax.random.key(0), counter, task.prior, task.y)[0].tolist() == list(sweeps)
 
 
+@pytest.mark.long
 @names
 def test_chains_draw_by_keys_of_their_own(name):
     """Of chains at the same latents the next aux differ, of those with the same aux the next latents."""

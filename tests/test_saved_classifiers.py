@@ -54,6 +54,7 @@ def test_labels_keep_their_kind(labels, tmp_path):
     )
 
 
+@pytest.mark.long
 @double
 def test_temperatures_that_were_learned_are_kept(tmp_path):
     fitted = FewShotClassifier(MODEL.learner).fit(FEATURES, LABELS)
@@ -64,6 +65,7 @@ def test_temperatures_that_were_learned_are_kept(tmp_path):
     assert len(again.temperatures_.weights) > 1 and again.predict_proba(FEATURES).dtype == np.float64
 
 
+@pytest.mark.long
 def test_a_run_is_found_again_and_must_be_the_same(tiny_run, tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 1)).astype(np.uint8)
     fitted = FewShotClassifier.from_run(tiny_run.path).fit(images, list("aabbcc"))

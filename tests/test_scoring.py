@@ -65,6 +65,7 @@ def test_scores_do_not_depend_on_the_block_nor_on_later_episodes(model, splits, 
     np.testing.assert_allclose(score(model, features, fewer, block=3).probabilities, whole.probabilities[:2], atol=2e-5)
 
 
+@pytest.mark.long
 def test_a_score_is_inference_and_prediction_on_the_episode(model, splits, episodes):
     scores = score(model, embed(model, splits.test), episodes, block=3)
     images = tasks.flat_images(splits.test)

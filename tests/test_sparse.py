@@ -35,6 +35,7 @@ def parts(parameters, x):
     return whitener, PROCESS.view(parameters, whitener, x)
 
 
+@pytest.mark.long
 @double
 def test_one_full_step_from_anywhere_reaches_the_optimum_of_titsias():
     x, y, parameters = problem()
@@ -52,6 +53,7 @@ def test_one_full_step_from_anywhere_reaches_the_optimum_of_titsias():
     np.testing.assert_allclose(found.predict(seen).mean, exact.predict(seen).mean, atol=1e-10)
 
 
+@pytest.mark.long
 @double
 def test_a_step_is_one_along_the_natural_gradient():
     """In natural parameters (V^-1 m, -V^-1/2) it is rho times the gradient for (m, V + m m^T), by autodiff."""
@@ -115,6 +117,7 @@ def test_the_gradient_at_the_optimal_sites_is_that_of_titsias():
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-7, atol=1e-8), ours, theirs)
 
 
+@pytest.mark.long
 @double
 def test_a_likelihood_that_is_not_log_concave_clips_and_its_fixed_point_is_stationary_where_it_does_not():
     x, y, parameters = problem(8)
@@ -144,6 +147,7 @@ def test_a_likelihood_that_is_not_log_concave_clips_and_its_fixed_point_is_stati
     assert clips == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [8, 24])
 def test_training_raises_the_bound_and_stays_finite_in_single_precision(batch):
     x, y, parameters = problem(9)

@@ -116,6 +116,7 @@ def process(seed=5, points=12, queries=3):
     return prior, jnp.asarray(rng.standard_t(3, size=points)), query, kernel.gram(HYPER, new, new)
 
 
+@pytest.mark.long
 @double
 def test_exact_inference_is_that_of_the_joint_density():
     prior, y, query, _ = process()

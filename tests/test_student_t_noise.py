@@ -27,6 +27,7 @@ def task(points=12, outlier=4.0, dtype=float):
     return GaussianPrior(jnp.zeros((1, points)), jnp.asarray(covariance, dtype)), jnp.asarray(y, dtype), x
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dof", [1.3, 4.0, 60.0])
 @double
 def test_densities_are_those_of_the_distribution(dof):
@@ -50,6 +51,7 @@ def test_densities_are_those_of_the_distribution(dof):
     np.testing.assert_allclose(density, exact_density, rtol=5e-4 if dof < 2 else 1e-6, atol=1e-12)
 
 
+@pytest.mark.long
 @double
 def test_the_bound_is_that_of_quadrature_and_tight():
     """(N3) is E_q[log p(y, omega | f) - log q(omega)] by integration over omega, and log p(y | f) at a point mass."""
@@ -71,6 +73,7 @@ def test_the_bound_is_that_of_quadrature_and_tight():
     np.testing.assert_allclose(tight, likelihood.log_prob(y, f), rtol=1e-10)
 
 
+@pytest.mark.long
 @double
 def test_many_degrees_of_freedom_are_gaussian_noise():
     prior, y, _ = task(outlier=0.0)

@@ -24,6 +24,7 @@ def problem(seed=0, points=9, kernel=None):
     return prior, jnp.asarray(0.3 + 2 * rng.normal(size=points))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [RBF(), Linear()])
 @double
 def test_the_sum_is_the_integral_over_normals(kernel):

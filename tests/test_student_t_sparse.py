@@ -43,6 +43,7 @@ def density(u, dof, mean, scale):
     return scipy.stats.t(dof, mean, np.sqrt(scale * (dof - 2) / dof)).logpdf(u)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dof, prior_dof", [(2.3, 5.0), (6.0, 2.5), (50.0, 8.0)])
 @double
 def test_the_kl_is_its_integral(dof, prior_dof):
@@ -65,6 +66,7 @@ def test_the_kl_is_its_integral(dof, prior_dof):
     assert found.std() * np.sqrt(200) < 2.0  # finite also where beta has no variance (nu~ < 4)
 
 
+@pytest.mark.long
 @double
 def test_the_gradient_for_the_degrees_of_freedom_of_q_is_that_of_the_integral():
     root, scale, mean, prior_dof = 0.8, 0.6, 1.3, 3.0
@@ -90,6 +92,7 @@ def test_the_gradient_for_the_degrees_of_freedom_of_q_is_that_of_the_integral():
     assert abs(expected) > 10 * slopes.std() / np.sqrt(400)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whitened", [True, False])
 @double
 def test_many_degrees_of_freedom_give_the_gaussian_bound(whitened):
@@ -127,6 +130,7 @@ def test_marginals_are_those_of_draws_of_the_joint(whitened):
     np.testing.assert_allclose(fewer.log_density(y), np.log(density), rtol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_the_bound_is_the_same_in_both_bases_where_they_meet():
     """With one inducing point both bases hold the same q's: scaled by the prior's deviation."""
@@ -138,6 +142,7 @@ def test_the_bound_is_the_same_in_both_bases_where_they_meet():
     np.testing.assert_allclose(bounds[0], bounds[1], rtol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_gradients_are_those_of_finite_differences_and_batches_are_unbiased():
     student, q, model, x, y = problem(4)
@@ -157,6 +162,7 @@ def test_gradients_are_those_of_finite_differences_and_batches_are_unbiased():
     np.testing.assert_allclose(np.mean(batches, axis=0), slopes, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.long
 @double
 def test_the_bound_stays_below_the_evidence_and_comes_close():
     student, q, model, x, y = problem(5, points=10, count=10, inducing_noise=1e-6, draws=8)

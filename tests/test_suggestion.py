@@ -23,6 +23,7 @@ def fitted():
     return FewShotClassifier(head, temperature=0.3, draws=4096).fit(X, LABELS)
 
 
+@pytest.mark.long
 def test_terms_are_sums_over_the_labels_that_may_come(fitted):
     """The second from fits to either label, each with its probability at temperature 1, by the estimator alone."""
     pool = POOL[3:]  # near labelled examples: one label is more probable than the other

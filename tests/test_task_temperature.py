@@ -49,6 +49,7 @@ def test_each_fold_leaves_one_image_of_every_class_out_that_has_another():
     assert [list(np.flatnonzero(fold)) for fold in held] == [[0, 1], [2, 4], [5], []]  # class 2 has one image
 
 
+@pytest.mark.long
 @double
 def test_left_out_images_are_predicted_from_the_others_alone():
     """Label regression, whose task of the remaining points can be solved by itself: (T3) term by term."""
@@ -99,6 +100,7 @@ def test_many_images_tell_their_temperature():
     assert abs(np.log(float(found.mean) / 1.2)) < 3 * max(spread, 0.02)
 
 
+@pytest.mark.long
 def test_nothing_is_learned_where_nothing_can_be_left_out():
     p = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(3), (1, 4))).at[0, 0].set(jnp.nan)
     found = posterior_of(p, jnp.zeros(4, int), jnp.zeros((1, 4), bool), 0.5, 0.4)
@@ -107,6 +109,7 @@ def test_nothing_is_learned_where_nothing_can_be_left_out():
     assert one.weights.max() == 1.0 and abs(one.mean - 0.5) < 1e-6  # one image a class
 
 
+@pytest.mark.long
 def test_a_fold_that_fails_teaches_nothing():
     task = problem(0, points=9)
     kernel = cvi(Softmax())
@@ -126,6 +129,7 @@ def test_a_fold_that_fails_teaches_nothing():
     assert np.isfinite(found.weights).all() and not np.allclose(found.weights, others.weights, atol=1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "make, likelihood",
     [(cvi, Softmax()), (gibbs, OneVsEach()), (exact, LabelRegression())],

@@ -127,6 +127,7 @@ def test_other_classes_are_not_in_the_task(unequal):
         np.testing.assert_array_equal(others[::2], others[1::2])
 
 
+@pytest.mark.long
 def test_jit_and_vmap_change_nothing(turned):
     keys = jax.random.split(jax.random.key(0), 3)
     compiled = jax.jit(sample_task, static_argnames=("way", "shot", "query", "other_classes"))

@@ -61,6 +61,7 @@ def test_enough_classes_of_20_images_and_their_letters(splits, classes):
     assert all(len(member.faces) >= 4 for member in classes)
 
 
+@pytest.mark.long
 def test_splits_and_classes_are_disjoint_in_pixels(splits, classes):
     """No two classes, of whichever splits, look alike in any face that both have; no image is in two splits."""
     for face in FACES:

@@ -100,6 +100,7 @@ def build_omniglot_zips(folder: Path, alphabets: list[int]) -> list[Path]:
     return paths
 
 
+@pytest.mark.long
 def test_converted_archives_equal_the_stored_file(stored, tmp_path):
     alphabets = [0, 21, 25, 32, 49]
     converted = omniglot.convert(*build_omniglot_zips(tmp_path, alphabets))

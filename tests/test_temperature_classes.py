@@ -46,6 +46,7 @@ def test_held_out_classes_share_no_image_with_the_others_turned_or_not(splits):
     np.testing.assert_array_equal(again.index, held.index)
 
 
+@pytest.mark.long
 def test_steps_are_taken_on_one_part_and_the_temperature_is_fitted_on_the_other(splits, monkeypatch):
     chosen = with_queries(config(**HELD_OUT), splits)
     samplers = []

@@ -181,6 +181,7 @@ def test_a_file_with_one_wrong_byte_gives_its_tensors_or_an_error():
     assert outcomes == {"refused", "read"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "content",
     [

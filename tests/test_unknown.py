@@ -35,6 +35,7 @@ def learner():
     return GaussianProcess(kernel, LabelRegression(0.3), exact)
 
 
+@pytest.mark.long
 def test_what_lies_far_from_all_classes_is_found_and_left_out_inputs_are_scored_without_themselves(learner):
     generator = np.random.default_rng(1)
     centres = np.array([[4.0, 0.0], [-4.0, 0.0], [0.0, 4.0]])

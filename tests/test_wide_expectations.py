@@ -45,6 +45,7 @@ def error(name, function, mean, deviation, reference, double):
         return np.max(np.abs(np.ravel(found) - reference)) / max(1.0, np.abs(mean).max(), np.max(deviation))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("double", [True, False])
 @pytest.mark.parametrize("deviation", WIDE)
 def test_two_classes_of_which_one_may_be_narrow(deviation, double):
@@ -60,6 +61,7 @@ def test_two_classes_of_which_one_may_be_narrow(deviation, double):
                 assert found < TOLERANCE[name][not double], (name, mean, other)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("double", [True, False])
 def test_one_class_beside_a_certain_one_and_its_slope(double):
     """E log s(f), twice: by its own sums, and as log-sum-exp of f and 0. Its slope in the mean is E s(-f)."""
