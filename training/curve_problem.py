@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 from jaxtyping import Array, Key
@@ -10,7 +10,14 @@ from jaxtyping import Array, Key
 from fewshot.evaluation import tables
 from fewshot.evaluation.episodes import EVALUATION_SEED
 from fewshot.evaluation.known_process import KnownProcess
-from fewshot.evaluation.real_scores import RealEpisodes, RealScores, draw_real_episodes, real_table, score_reals
+from fewshot.evaluation.real_scores import (
+    RealEpisodes,
+    RealScores,
+    RealSummary,
+    draw_real_episodes,
+    real_table,
+    score_reals,
+)
 from fewshot.inference.outer.svi import Trainer
 from fewshot.learners import Learner, TrainsOn
 from fewshot.tasks.curves import Curves, CurveSplits, ProcessCurves, RealTask, check_curves, load_curves
@@ -98,7 +105,7 @@ class _Draw:
         return curves.sample(key, self.shot, self.query)
 
 
-def best_possible(curves: Curves, episodes: RealEpisodes) -> dict[str, Any]:
+def best_possible(curves: Curves, episodes: RealEpisodes) -> dict[str, RealSummary]:
     """A row of the process that the tasks are draws of, empty where they are draws of none that is known."""
     if not isinstance(curves, ProcessCurves):
         return {}

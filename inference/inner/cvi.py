@@ -133,8 +133,7 @@ def cvi(
     ) -> tuple[CVIState, Info]:
         del key
         direction = _subtract(state.target, state.sites)
-        proposal = state.sites.moved(state.rho, direction)
-        q = prior.given(proposal)
+        q = prior.given(proposal := state.sites.moved(state.rho, direction))
         found = target.at(q.marginals, proposal, y, mask, state.points, prior, q)
         elbo = found.data - q.kl
         if rho is not None:

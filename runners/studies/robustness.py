@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -31,6 +31,31 @@ SCORES = {
 }
 
 
+class Area(TypedDict):
+    """An AUROC and its 95% interval."""
+
+    auroc: float
+    auroc_interval: list[float]
+
+
+class Tested(TypedDict):
+    """What one run reaches on one kind of images: SCORES, failures, and of clean ones the AUROC of other classes."""
+
+    scores: dict[str, float]
+    failures: int
+    out_of_episode: NotRequired[dict[str, Area]]
+
+
+class RobustnessRow(TypedDict):
+    """SCORES of a run clean and at every corruption, failures of all, and AUROC by score."""
+
+    method: str
+    clean: dict[str, float]
+    corrupted: dict[str, dict[str, float]]
+    failures: int
+    out_of_episode: dict[str, Area]
+
+
 def measure(
     runs: Sequence[Path],
     data_root: str | None,
@@ -38,7 +63,7 @@ def measure(
     corruptions: Sequence[str] = tuple(CORRUPTIONS),
     episodes: int = EPISODES,
     unfinished: Path | None = None,
-) -> list[dict[str, Any]]:
+) -> list[RobustnessRow]:
     """A row for each run folder, all of one data set: SCORES clean and at every corruption, AUROC, failures.
 
     Support and query images are corrupted alike; probabilities are at the run's own temperature, which was fitted on
@@ -48,7 +73,9 @@ def measure(
     loaded = [load_run(run) for run in runs]
     test = loaded[0].splits(data_root).test
     keys = [f"{run.name} {_digest(run)} {episodes}" for run in runs]
-    found: dict[str, dict[str, Any]] = json.loads(unfinished.read_text()) if unfinished and unfinished.exists() else {}
+    found: dict[str, dict[str, Tested]] = (
+        json.loads(unfinished.read_text()) if unfinished and unfinished.exists() else {}
+    )
     for name in (None, *corruptions):
         tested = [(name or CLEAN) in found.setdefault(key, {}) for key in keys]
         missing = {key: run for key, run, done in zip(keys, loaded, tested, strict=True) if not done}
@@ -65,7 +92,7 @@ def measure(
     return [_row(run.name, found[key], corruptions) for run, key in zip(runs, keys, strict=True)]
 
 
-def _scored(run: Run, images: Dataset, test: Dataset, episodes: int, others: bool) -> dict:
+def _scored(run: Run, images: Dataset, test: Dataset, episodes: int, others: bool) -> Tested:
     """SCORES and failures on test episodes with those images; with the AUROC of other classes if asked for.
 
     These are as many as a task has classes, or as a small test split has left.
@@ -74,18 +101,18 @@ def _scored(run: Run, images: Dataset, test: Dataset, episodes: int, others: boo
     features = embed(run.learner, images)
     drawn = draw_episodes(EVALUATION_SEED, "test", test, shape, episodes)
     scores = score(run.learner, features, drawn).tempered(run.temperature)
-    one: dict[str, Any] = {
+    one: Tested = {
         "scores": {key: score(scores.probabilities, scores.labels) for key, score in SCORES.items()},
         "failures": number_failed(scores.failures()),
     }
     if others:
         outside = detect_others(run.learner, features, test, shape, episodes, EVALUATION_SEED)
-        one["out_of_episode"] = outside.plain_areas()
+        one["out_of_episode"] = cast(dict[str, Area], outside.plain_areas())
         one["failures"] += number_failed(outside.failures)
     return one
 
 
-def _row(name: str, found: Mapping[str, Any], corruptions: Sequence[str]) -> dict[str, Any]:
+def _row(name: str, found: Mapping[str, Tested], corruptions: Sequence[str]) -> RobustnessRow:
     tested = [found[CLEAN], *(found[corruption] for corruption in corruptions)]
     return {
         "method": name,
@@ -100,7 +127,7 @@ def _digest(run: Path) -> str:
     return hashlib.sha256((run / "weights.safetensors").read_bytes()).hexdigest()[:16]
 
 
-def tables(rows: Sequence[Mapping[str, Any]]) -> str:
+def tables(rows: Sequence[RobustnessRow]) -> str:
     """Markdown: accuracy, Brier score and ECE clean and at every corruption with their mean, then AUROC by score."""
     corruptions = list(rows[0]["corrupted"])
     header = ["method", "clean", *(name.replace("-", " ") for name in corruptions), "mean corrupted"]
@@ -128,12 +155,12 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(parts) + f"\nEpisodes whose inference failed: {failed or 'none'}.\n"
 
 
-def _area(found: Mapping[str, Any]) -> str:
+def _area(found: Area) -> str:
     low, high = found["auroc_interval"]
     return f"{found['auroc']:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _along(row: Mapping[str, Any], key: str) -> list[float]:
+def _along(row: RobustnessRow, key: str) -> list[float]:
     """One metric clean, at every corruption, and its mean over these."""
     corrupted = [found[key] for found in row["corrupted"].values()]
     return [row["clean"][key], *corrupted, float(np.mean(corrupted))]
