@@ -26,6 +26,7 @@ from fewshot.runners import meta_train
 from fewshot.runners.cli import compilation_cache
 from fewshot.tasks import Dataset, Splits
 from fewshot.tasks.augmentation import AUGMENTATIONS
+from fewshot.training.class_problem import ClassProblem
 from fewshot.training.configuration import RunConfig, begun, resolve
 from fewshot.training.data import load_splits, test_shape, with_queries
 from fewshot.training.run import build_run, with_weights
@@ -90,8 +91,9 @@ def scored(
         data_root=arguments.data_root,
     )
     config = with_queries(begun(asked, path) if path.exists() else resolve(asked), splits)
-    directory = meta_train._open(config, path, splits)
-    training = meta_train._training(build_run(config, splits.image_shape), splits, directory)
+    problem = ClassProblem(splits)
+    directory = meta_train._open(config, path, problem)
+    training = meta_train._training(build_run(config, splits.image_shape), problem, directory)
     if training.run() is not None:
         raise SystemExit(f"{path} was stopped; go on with the same command")
     best = with_weights(training.start, directory.load_weights(), directory.weights)
