@@ -40,7 +40,7 @@ test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(WORKERS) $(ARGS)
 
 long: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m long $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -m "long and not slow" $(WORKERS) $(ARGS)
 
 slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(WORKERS) $(ARGS)

@@ -12,7 +12,7 @@ from jaxtyping import install_import_hook
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MAPS = 20_000
-WITHOUT_SLOW = ("not slow and not long", "not slow", "long")  # choices of tests
+WITHOUT_SLOW = ("not slow and not long", "not slow", "long and not slow")  # choices of tests
 # Most programs of the default tests run once: unoptimised, XLA compiles them in a fifth of the time.
 QUICKLY_COMPILED = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
