@@ -17,7 +17,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Key
 from numpyro.distributions import Distribution, constraints
 
-from fewshot.models.polya_gamma_draws import add_sum_of_gammas, polynomial, sum_of_draws
+from fewshot.models.polya_gamma_draws import draws_of, draws_of_one, polynomial
+from fewshot.models.rejection import stream
 
 EXACT_UP_TO = 128  # integers b up to here are sums of b exact draws
 _NODES, _REACH = 32, 3.8  # of the contour integral
@@ -86,7 +87,7 @@ def sample_polya_gamma_one(key: Key[Array, ""], z: ArrayLike) -> Float[Array, ".
     z = lax.stop_gradient(jnp.asarray(z, jnp.result_type(z, 1.0)))
     finite = jnp.isfinite(z)
     tilt = jnp.where(finite, jnp.abs(z) / 2, 0.0).reshape(-1)
-    draws = sum_of_draws(key, tilt, jnp.ones_like(tilt, jnp.int32)).reshape(z.shape) / 4
+    draws = draws_of_one(stream(key, tilt.size), tilt).reshape(z.shape)
     return jnp.where(finite, draws, jnp.nan)
 
 
@@ -107,9 +108,9 @@ def sample_polya_gamma(key: Key[Array, ""], b: ArrayLike, z: ArrayLike) -> Float
     tilt = jnp.where(valid, jnp.abs(z) / 2, 0.0).reshape(-1)
     shape = jnp.where(valid, b, 0.0).reshape(-1)
     exact = (shape == jnp.floor(shape)) & (shape <= EXACT_UP_TO)
-    exact_key, series_key = jax.random.split(key)
-    draws = sum_of_draws(exact_key, tilt, jnp.where(exact, shape, 0.0).astype(jnp.int32)) / 4
-    draws = add_sum_of_gammas(series_key, jnp.where(exact, 0.0, shape), tilt, draws).reshape(b.shape)
+    counts = jnp.where(exact, shape, 0.0).astype(jnp.int32)
+    streams = (stream(one, tilt.size) for one in jax.random.split(key))
+    draws = draws_of(*streams, counts, jnp.where(exact, 0.0, shape), tilt).reshape(b.shape)
     return jnp.where(valid & jnp.isfinite(draws), draws, jnp.nan)
 
 

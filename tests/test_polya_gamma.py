@@ -17,7 +17,7 @@ from problems import double
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import kstwobign, norm
 
-from fewshot.models import polya_gamma, polya_gamma_draws
+from fewshot.models import polya_gamma, polya_gamma_draws, rejection
 from fewshot.models.polya_gamma import (
     EXACT_UP_TO,
     PolyaGamma,
@@ -407,7 +407,7 @@ def test_mixed_shapes_in_one_call():
 @pytest.mark.slow
 def test_lanes_that_work_down_several_rows_are_filled_in_order(monkeypatch):
     """A table of few lanes gives every entry the draws of its own b and z, whatever its neighbours need."""
-    monkeypatch.setattr(polya_gamma_draws, "_lanes", lambda size: 7)
+    monkeypatch.setattr(rejection, "lanes", lambda size: 7)
     b = np.tile(np.array([0, 1, 60, 2, 0], np.float32), 6_000)[:-3]
     z = np.tile(np.array([0, 50, 3, 0, 1], np.float32), 6_000)[:-3]
     draws = np.asarray(jax.jit(lambda key: sample_polya_gamma(key, b, z))(jax.random.key(6)))
@@ -459,12 +459,14 @@ def test_distribution_is_a_tree():
 
 
 def test_transformations_give_the_same_draws():
-    """vmap over keys and tilts, and scan, repeat the plain calls."""
+    """vmap over keys and tilts, and scan, repeat the plain calls: no draw depends on what is drawn beside it."""
     keys = jax.random.split(jax.random.key(7), 6)
     b, z = jnp.array([0.0, 1, 3, 200, 0.5]), jnp.linspace(-4, 4, 30).reshape(6, 5)
     plain = np.stack([sample_polya_gamma(key, b, row) for key, row in zip(keys, z, strict=True)])
     mapped = jax.jit(jax.vmap(sample_polya_gamma, (0, None, 0)))(keys, b, z)
-    np.testing.assert_allclose(mapped, plain, rtol=1e-6)
+    np.testing.assert_array_equal(mapped, plain)
+    twice = jax.vmap(jax.vmap(sample_polya_gamma, (0, None, 0)), (0, None, 0))
+    np.testing.assert_array_equal(twice(keys.reshape(2, 3), b, z.reshape(2, 3, 5)).reshape(6, 5), plain)
     one = jax.lax.scan(lambda _, pair: (None, sample_polya_gamma_one(*pair)), None, (keys, z))[1]
     np.testing.assert_allclose(one[2], sample_polya_gamma_one(keys[2], z[2]), rtol=1e-6)
     assert len(np.unique(plain[:, 1:])) == plain[:, 1:].size

@@ -1,6 +1,7 @@
-"""Elliptical slice sampling: a transition for any likelihood under a Gaussian prior, without a step length."""
+"""Elliptical slice sampling: transitions for any likelihood under a Gaussian prior, without a step length."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,41 +10,66 @@ from jaxtyping import Array, Float, Int, Key
 MOST_TRIES = 200  # of a slice: the bracket shrinks to nothing long before, unless the log likelihood is NaN
 
 
+class _Slice(NamedTuple):
+    """Where a chain is, the number of its slice, the angle to try next within the bracket, and the tries so far."""
+
+    u: Float[Array, "..."]
+    value: Float[Array, ""]
+    number: Int[Array, ""]
+    angle: Float[Array, ""]
+    low: Float[Array, ""]
+    high: Float[Array, ""]
+    tries: Int[Array, ""]
+    all_tries: Int[Array, ""]
+
+
 def elliptical_slice(
     key: Key[Array, ""],
     u: Float[Array, "..."],
     value: Float[Array, ""],
     log_likelihood: Callable[[Array], Float[Array, ""]],
     draw: Callable[[Key[Array, ""]], Float[Array, "..."]] | None = None,
+    count: int = 1,
 ) -> tuple[Float[Array, "..."], Float[Array, ""], Int[Array, ""]]:
-    """One transition that leaves N(u; 0, I) exp(log_likelihood(u)) invariant; next u, its value, points tried.
+    """`count` transitions that leave N(u; 0, I) exp(log_likelihood(u)) invariant; u, its value, points tried.
 
     With nu ~ N(0, I) the ellipse u cos(t) + nu sin(t) is invariant under the prior, so on it the target is the
     likelihood alone: slice it at a uniform height, draw t uniformly, and shrink the bracket around t = 0, where the
     chain is, until a point lies on the slice (Murray, Adams & MacKay 2010). After MOST_TRIES the chain stays. `draw` is
-    for a prior N(0, K) in place of N(0, I).
+    for a prior N(0, K) in place of N(0, I). A chain goes on to its next slice at once: under vmap chains wait for one
+    another at the end only, not at every slice.
     """
     normal_key, height_key, angle_key, shrink_key = jax.random.split(key, 4)
-    nu = jax.random.normal(normal_key, u.shape, u.dtype) if draw is None else draw(normal_key)
-    height = value - jax.random.exponential(height_key, (), u.dtype)
-    first = jax.random.uniform(angle_key, (), u.dtype, 0.0, 2 * jnp.pi)
+    fresh = (lambda one: jax.random.normal(one, u.shape, u.dtype)) if draw is None else draw
+    ellipses = jax.vmap(fresh)(jax.random.split(normal_key, count))
+    depths = jax.random.exponential(height_key, (count,), u.dtype)
+    angles = jax.random.uniform(angle_key, (count,), u.dtype, 0.0, 2 * jnp.pi)
 
-    def at(angle: Array) -> tuple[Array, Array]:
-        point = u * jnp.cos(angle) + nu * jnp.sin(angle)
-        return point, log_likelihood(point)
+    def unfinished(state: _Slice) -> Array:
+        return state.number < count
 
-    def outside(carry: tuple[Array, ...]) -> Array:
-        *_, found, tries = carry
-        return ~(found >= height) & (tries < MOST_TRIES)
+    def once(state: _Slice) -> _Slice:
+        point = state.u * jnp.cos(state.angle) + ellipses[state.number] * jnp.sin(state.angle)
+        found = log_likelihood(point)
+        on_slice = found >= state.value - depths[state.number]
+        ended = on_slice | (state.tries + 1 >= MOST_TRIES)
+        number = state.number + ended
+        low = jnp.where(state.angle < 0, state.angle, state.low)
+        high = jnp.where(state.angle < 0, state.high, state.angle)
+        uniform = jax.random.uniform(jax.random.fold_in(shrink_key, state.all_tries), (), u.dtype)
+        following = angles[jnp.minimum(number, count - 1)]
+        return _Slice(
+            u=jnp.where(on_slice, point, state.u),
+            value=jnp.where(on_slice, found, state.value),
+            number=number,
+            angle=jnp.where(ended, following, low + (high - low) * uniform),
+            low=jnp.where(ended, following - 2 * jnp.pi, low),
+            high=jnp.where(ended, following, high),
+            tries=jnp.where(ended, 0, state.tries + 1),
+            all_tries=state.all_tries + 1,
+        )
 
-    def shrink(carry: tuple[Array, ...]) -> tuple[Array, ...]:
-        angle, low, high, _, _, tries = carry
-        low, high = jnp.where(angle < 0, angle, low), jnp.where(angle < 0, high, angle)
-        uniform = jax.random.uniform(jax.random.fold_in(shrink_key, tries), (), u.dtype)
-        angle = low + (high - low) * uniform
-        return (angle, low, high, *at(angle), tries + 1)
-
-    start: tuple[Array, ...] = (first, first - 2 * jnp.pi, first, *at(first), jnp.asarray(1))
-    *_, point, found, tries = jax.lax.while_loop(outside, shrink, start)
-    on_slice = found >= height
-    return jnp.where(on_slice, point, u), jnp.where(on_slice, found, value), tries
+    zero = jnp.asarray(0)
+    start = _Slice(u, value, zero, angles[0], angles[0] - 2 * jnp.pi, angles[0], zero, zero)
+    end = jax.lax.while_loop(unfinished, once, start)
+    return end.u, end.value, end.all_tries

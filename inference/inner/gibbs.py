@@ -187,12 +187,8 @@ def _sliced(
     def fresh(one: Array) -> Array:
         return jax.random.normal(one, (len(mean), root.shape[-1]), root.dtype) @ root.T
 
-    def move(carry: tuple[Array, Array], one: Array) -> tuple[tuple[Array, Array], None]:
-        deviation, value, _ = elliptical_slice(one, *carry, data, fresh)
-        return (deviation, value), None
-
     start = jax.lax.stop_gradient(f) - mean
-    (deviation, _), _ = jax.lax.scan(move, (start, data(start)), jax.random.split(key, count))
+    deviation, _, _ = elliptical_slice(key, start, data(start), data, fresh, count)
     return mean + deviation
 
 

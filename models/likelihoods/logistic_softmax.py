@@ -63,7 +63,7 @@ class LogisticSoftmax(CategoricalLabels):
     learn_temperature: bool = field(default=True, metadata={"static": True})
 
     prior_mean: ClassVar[float | None] = -3.0
-    slices: ClassVar[int] = 40  # of a sweep of Gibbs: docs/logistic_softmax.md has what they are worth
+    slices: ClassVar[int] = 12  # of a sweep of Gibbs: docs/logistic_softmax.md has what they are worth
 
     def __post_init__(self) -> None:
         super().__post_init__()
