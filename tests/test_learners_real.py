@@ -20,7 +20,7 @@ REAL = [name for name, make in LEARNERS.items() if make.traits.real_labels]
 SMALL = {
     "np": {"learner.width": 8, "learner.latent": 3, "learner.prediction_draws": 3},
     "anp": {"learner.width": 8, "learner.heads": 2, "learner.latent": 2, "learner.prediction_draws": 3},
-    "maml": {"learner.inner_steps": 2, "learner.inner_rate": 0.1},
+    "maml": {"learner.inner_steps": 2},
 }
 
 
