@@ -22,7 +22,7 @@ KNOWN = "the process they are drawn from"
 VALIDATE = "trainer.validate_every=1000"
 TOGETHER = f"{VALIDATE} trainer.steps_per_dispatch=50"
 PROCESS = "--query 10 --tasks-per-step 4"
-NEURAL = f"--tasks-per-step 16 --episodes 80000 --set {TOGETHER}"
+NEURAL = f"--tasks-per-step 16 --episodes 160000 --set {TOGETHER}"
 CLASSIC = "backbone.width=40 backbone.rectified=true learner.inner_steps=1 trainer.learning_rate=0.001"  # Finn et al.
 HEADER = ["data", "points", "learner", "tasks", "NLL", "95% interval", "gap", "RMSE", "CRPS", "in 90%", "minutes"]
 
