@@ -9,6 +9,7 @@ stays. `--only` takes data sets, learners (a word of the row's name) or both. Wr
 
 import argparse
 import json
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple, TypedDict, cast
@@ -43,7 +44,7 @@ class Row(NamedTuple):
     @property
     def folder(self) -> str:
         """The name of its run folder."""
-        return f"{self.data}-{self.shot}-{self.name}".replace(":", "-").replace(" ", "-")
+        return re.sub(r"[^a-zA-Z0-9.-]+", "-", f"{self.data}-{self.shot}-{self.name}")
 
 
 class Measured(TypedDict):
@@ -53,7 +54,7 @@ class Measured(TypedDict):
     shot: int
     name: str
     command: str
-    seconds: float
+    seconds: float | None
     trained: RealSummary
     best: RealSummary | None
     failures: dict[str, int]
@@ -124,10 +125,10 @@ def chosen(row: Row, words: list[str]) -> bool:
 
 
 def measure(row: Row, folder: Path) -> Measured:
-    """Train and test; seconds are those of the processor."""
-    begun = time.process_time()
+    """Train and test; seconds are those of the processor, None of a run that was there."""
+    begun, there = time.process_time(), folder.exists()
     place = ["--run-dir", str(folder)]
-    config = meta_train.parse(["--resume", *place] if folder.exists() else [*row.command, *place])
+    config = meta_train.parse(["--resume", *place] if there else [*row.command, *place])
     found = meta_train.main(config)
     if "interrupted" in found:
         raise SystemExit(f"stopped; the same command goes on with {folder}")
@@ -137,7 +138,7 @@ def measure(row: Row, folder: Path) -> Measured:
         shot=row.shot,
         name=row.name,
         command=" ".join(row.command),
-        seconds=time.process_time() - begun,
+        seconds=None if there else time.process_time() - begun,
         trained=tested["trained"],
         best=tested.get(KNOWN),
         failures=found["failures"],
@@ -170,7 +171,7 @@ def line(one: Measured) -> list[str]:
         f"{found['rmse']:.3f}",
         f"{found['crps']:.3f}",
         f"{100 * found['coverage90']:.1f}%",
-        f"{one['seconds'] / 60:.1f}",
+        "" if one["seconds"] is None else f"{one['seconds'] / 60:.1f}",
     ]
 
 

@@ -18,6 +18,7 @@ def test_every_command_is_accepted_and_every_row_has_a_folder_of_its_own(study):
     rows = study.rows()
     assert len({row.folder for row in rows}) == len({row[:3] for row in rows}) == len(rows)
     for row in rows:
+        assert row.folder.count("/") == 0
         config = resolve(meta_train.parse(row.command))
         assert (config.dataset, config.shot, config.seed) == (row.data, row.shot, 0)
         assert config.trainer.test_episodes == 600
