@@ -105,7 +105,8 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self)
         x = validate_data(self, X, reset=False, dtype=np.float64)
         learner, state, key = self._conditioned()
-        parts = [self._chunk(learner, state, key, x, start) for start in range(0, len(x), CHUNK)]
+        size = len(x) if learner.traits.transductive else CHUNK
+        parts = [self._chunk(learner, state, key, x, start, size) for start in range(0, len(x), size)]
         mean, deviation = (np.concatenate(each)[: len(x)].astype(np.float64) for each in zip(*parts, strict=True))
         mean, deviation = self._centre + self._unit * mean, self._unit * deviation
         return (mean, deviation) if return_std else mean
@@ -137,9 +138,11 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
             raise InferenceFailedError("the posterior is not finite; remove extreme values, or raise noise")
         self._task, self.code_ = (learner, state, predict_key), Code(int(code))
 
-    def _chunk(self, learner: Learner, state: PyTree, key: Array, x: np.ndarray, start: int) -> tuple[Array, Array]:
+    def _chunk(
+        self, learner: Learner, state: PyTree, key: Array, x: np.ndarray, start: int, size: int
+    ) -> tuple[Array, Array]:
         """Means and deviations of a chunk of a fixed size: nothing is compiled twice, no query knows another."""
-        rows = np.minimum(np.arange(start, start + CHUNK), len(x) - 1)
+        rows = np.minimum(np.arange(start, start + size), len(x) - 1)
         return apply(_predicted, learner, (), key, state, _numbers(x[rows]))
 
     def _built(self, width: int) -> Learner:

@@ -11,6 +11,7 @@ from fewshot.learners.maml import MAML, FirstOrderMAML
 from fewshot.learners.matching import Matching
 from fewshot.learners.nearest_mean import NearestMean
 from fewshot.learners.nearest_neighbour import NearestNeighbour
+from fewshot.learners.neural_process import AttentiveNeuralProcess, ConditionalNeuralProcess, LatentNeuralProcess
 from fewshot.learners.prototypical import Prototypical
 from fewshot.learners.relation import Relation
 
@@ -29,18 +30,24 @@ LEARNERS: dict[str, type[Learner]] = {
     "nearest-mean": NearestMean,
     "nearest-neighbour": NearestNeighbour,
     "logistic-regression": LogisticRegression,
+    "cnp": ConditionalNeuralProcess,
+    "np": LatentNeuralProcess,
+    "anp": AttentiveNeuralProcess,
 }
 
 __all__ = [
     "ABML",
     "LEARNERS",
     "MAML",
+    "AttentiveNeuralProcess",
     "BaselinePlusPlus",
     "BayesianMAML",
     "Chaser",
+    "ConditionalNeuralProcess",
     "FeatureTransfer",
     "FirstOrderMAML",
     "GaussianProcess",
+    "LatentNeuralProcess",
     "Learner",
     "LogisticRegression",
     "Matching",

@@ -1,7 +1,7 @@
 """Amortised Bayesian meta-learning (Ravi & Beatson 2019): a Gaussian over all weights that gradient descent adapts."""
 
 import math
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, Key
 
 from fewshot.inference.inner.base import Mask, finite_code
-from fewshot.inference.outer.loss import ForEach, Outcome
-from fewshot.learners.base import Images, Learner, Prediction, Traits, categorical
-from fewshot.learners.maml import ADAPTED, LinearHead, check_inner, check_ways
+from fewshot.learners.adapted import AdaptedLearner, LinearHead
+from fewshot.learners.base import Images, Prediction, categorical
 from fewshot.learners.network import LabelledTasks, log_probabilities, real_classes, real_points
 from fewshot.models.backbones import Backbone
 
@@ -24,7 +23,7 @@ class WeightBelief(NamedTuple):
     log_sd: Float[Array, " K"]
 
 
-class ABML(Learner):
+class ABML(AdaptedLearner):
     """lambda <- lambda - inner_rate/N grad [-E_q sum_n log p(y_n | x_n, w) + kl_weight KL(q | prior)], q = N(lambda).
 
     lambda, the means and log standard deviations of the weights of a task, starts at those of the prior, which the
@@ -32,8 +31,6 @@ class ABML(Learner):
     predictions are means of `prediction_draws`. kl_weight: 1 for the bound itself; a step overshoots where
     inner_rate kl_weight > 2 N sd^2, so several steps need less, or a larger starting `sd`.
     """
-
-    traits: ClassVar[Traits] = ADAPTED
 
     def __init__(
         self,
@@ -49,7 +46,7 @@ class ABML(Learner):
         prediction_draws: int = 10,
     ):
         del rngs  # draws have the keys of their tasks
-        check_inner(inner_steps, inner_rate)
+        super().__init__(backbone, way, inner_steps, inner_rate)
         if not (sd > 0 and kl_weight >= 0 and draws > 0 and prediction_draws > 0):
             raise ValueError(
                 f"expected a positive sd, draws and prediction_draws, and kl_weight >= 0, "
@@ -58,17 +55,7 @@ class ABML(Learner):
         self.network = LinearHead(backbone, way)
         size = ravel_pytree(nnx.state(self.network, nnx.Param))[0].shape
         self.log_sd = nnx.Param(jnp.full(size, math.log(sd)))
-        self.way, self.inner_steps, self.inner_rate = way, inner_steps, inner_rate
         self.kl_weight, self.draws, self.prediction_draws = kl_weight, draws, prediction_draws
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.network.backbone.image_shape
-
-    @property
-    def ways(self) -> int:
-        """The number of classes of its head."""
-        return self.way
 
     def prior(self) -> WeightBelief:
         """What is believed of the weights before a task."""
@@ -83,7 +70,7 @@ class ABML(Learner):
         mask: Mask | None = None,
     ) -> tuple[WeightBelief, Int[Array, ""]]:
         """The adapted belief. Raises ValueError for another number of classes than `ways`."""
-        check_ways(self, classes)
+        self.check(classes)
         prior, real, present = self.prior(), real_points(y, mask), real_classes(classes, mask)
 
         def bound(belief: WeightBelief, key: Array) -> Array:
@@ -114,10 +101,6 @@ class ABML(Learner):
         """Mean probabilities [Q, C] of images [Q, H, W, Ch], whose batch statistics are their own."""
         logits = self._drawn_logits(key, state, query, self.prediction_draws)
         return categorical(jnp.mean(jax.nn.softmax(logits), axis=0))
-
-    def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
-        """The bound of the queries, the mean over the tasks."""
-        return Outcome(jnp.mean(for_each(self.objective)(keys, tasks)), tasks.y_query.shape[1], {})
 
     def objective(self, key: Key[Array, ""], task: LabelledTasks) -> Float[Array, ""]:
         """E_q sum_q log p(y_q | x_q, w) - kl_weight KL(q | prior)."""

@@ -42,13 +42,15 @@ class Traits(NamedTuple):
     """What those who use a learner may ask of it.
 
     traceable: JAX can compile it; otherwise the host loops over the tasks. transductive: a prediction depends on the
-    other queries, so these are never divided or padded. trains_on: see `TrainsOn`. real_labels: it can be fitted to
-    labels that are real numbers. batch_statistics: what batch norms use at test, as tables say it.
+    other queries, so these are never divided or padded. trains_on: see `TrainsOn`. class_labels, real_labels: it can be
+    fitted to labels that are classes, that are real numbers. batch_statistics: what batch norms use at test, as tables
+    say it.
     """
 
     traceable: bool = True
     transductive: bool = False
     trains_on: TrainsOn = TrainsOn.EPISODES
+    class_labels: bool = True
     real_labels: bool = False
     batch_statistics: str = "running statistics of training (inductive)"
 

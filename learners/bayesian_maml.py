@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +11,8 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fewshot.inference.inner.base import Mask, finite_code
-from fewshot.inference.outer.loss import ForEach, Outcome
-from fewshot.learners.base import Images, Learner, Prediction, Traits, categorical
-from fewshot.learners.maml import ADAPTED, LinearHead, check_inner, check_ways
+from fewshot.learners.adapted import AdaptedLearner, LinearHead
+from fewshot.learners.base import Images, Prediction, categorical
 from fewshot.learners.network import LabelledTasks, log_probabilities, real_classes, real_points
 from fewshot.models.backbones import Backbone
 from fewshot.models.kernels import squared_distances
@@ -26,14 +25,12 @@ class Particles(NamedTuple):
     present: Bool[Array, " C"]
 
 
-class BayesianMAML(Learner):
+class BayesianMAML(AdaptedLearner):
     """theta_p <- theta_p + inner_rate/N Stein direction of sum_n log p(y_n | x_n, theta_p), `inner_steps` times.
 
     p(k | x) is the mean over the particles, which the outer loop learns. With one particle it is MAML. The prior of the
     weights is flat; only the repulsion of the particles keeps them apart.
     """
-
-    traits: ClassVar[Traits] = ADAPTED
 
     def __init__(
         self,
@@ -45,21 +42,11 @@ class BayesianMAML(Learner):
         inner_steps: int = 5,
         inner_rate: float = 0.01,
     ):
-        check_inner(inner_steps, inner_rate)
+        super().__init__(backbone, way, inner_steps, inner_rate)
         if particles < 1:
             raise ValueError(f"expected at least 1 particle, got {particles}")
         others = [drawn_again(backbone, rngs) for _ in range(particles - 1)]
         self.networks = nnx.List([LinearHead(each, way) for each in (backbone, *others)])
-        self.way, self.inner_steps, self.inner_rate = way, inner_steps, inner_rate
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return self.networks[0].backbone.image_shape
-
-    @property
-    def ways(self) -> int:
-        """The number of classes of its heads."""
-        return self.way
 
     def fit(
         self,
@@ -71,7 +58,7 @@ class BayesianMAML(Learner):
     ) -> tuple[Particles, Int[Array, ""]]:
         """The adapted particles. Raises ValueError for another number of classes than `ways`."""
         del key
-        check_ways(self, classes)
+        self.check(classes)
         rows = jnp.stack([ravel_pytree(nnx.state(network, nnx.Param))[0] for network in self.networks])
         start = Particles(rows, real_classes(classes, mask))
         found = self.adapted(start, support, y, real_points(y, mask))
@@ -105,10 +92,6 @@ class BayesianMAML(Learner):
         """Probabilities [Q, C] of images [Q, H, W, Ch], whose batch statistics are their own."""
         del key
         return categorical(jnp.exp(self.log_mean(state, query)))
-
-    def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
-        """The objective of every task, the mean over the tasks."""
-        return Outcome(jnp.mean(for_each(self.objective)(keys, tasks)), tasks.y_query.shape[1], {})
 
     def objective(self, key: Key[Array, ""], task: LabelledTasks) -> Float[Array, ""]:
         """sum_q log mean_p p(y_q | x_q, theta_p)."""

@@ -87,7 +87,7 @@ def log_probabilities(logits: Float[Array, "*N C"], y: Int[Array, "*N"]) -> Floa
     return -optax.losses.softmax_cross_entropy_with_integer_labels(logits, y)
 
 
-def real_points(y: Int[Array, " N"], mask: Mask | None) -> Bool[Array, " N"]:
+def real_points(y: Shaped[Array, " N"], mask: Mask | None) -> Bool[Array, " N"]:
     """Which points are real."""
     return jnp.ones(y.shape, bool) if mask is None else mask.points
 

@@ -219,10 +219,13 @@ class ResNet12(_Blocks):
 
 
 class MLP(Backbone):
-    """Fully connected on the pixels, one hidden ReLU layer; it has no state, so `train` changes nothing."""
+    """Fully connected on the pixels, one hidden ReLU layer; it has no state, so `train` changes nothing.
 
-    def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, width: int = 64):
-        self.image_shape = image_shape
+    rectified: the output is a ReLU's too, so that what a linear head sits on are two hidden layers.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, width: int = 64, rectified: bool = False):
+        self.image_shape, self.rectified = image_shape, rectified
         dtype = jnp.result_type(float)
         self.hidden = nnx.Linear(math.prod(image_shape), width, param_dtype=dtype, rngs=rngs)
         self.output = nnx.Linear(width, width, param_dtype=dtype, rngs=rngs)
@@ -231,7 +234,8 @@ class MLP(Backbone):
     def __call__(self, x: Images, train: bool) -> Features:
         """Images x [T, N, H, W, Ch] to features [T, N, D]."""
         x = x.reshape(*x.shape[:2], -1)
-        return self.output(jax.nn.relu(self.hidden(x)))
+        found = self.output(jax.nn.relu(self.hidden(x)))
+        return jax.nn.relu(found) if self.rectified else found
 
 
 class Identity(Backbone):

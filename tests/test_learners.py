@@ -1,4 +1,4 @@
-"""What holds for every registered learner, on tiny tasks; and that every learner is registered."""
+"""What holds for every registered learner of classes, on tiny tasks; and that every learner is registered."""
 
 import functools
 import importlib
@@ -20,10 +20,11 @@ from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.run import build_run
 
 SHAPE, WAY, SHOT, QUERIES, TRAINING_CLASSES, TASKS = (6, 6, 1), 3, 2, 4, 7, 2
-TRANSDUCTIVE = [name for name, make in LEARNERS.items() if make.traits.transductive]
-INDUCTIVE = [name for name in LEARNERS if name not in TRANSDUCTIVE]
-TRAINED = [name for name, make in LEARNERS.items() if make.traits.trains_on is not TrainsOn.NOTHING]
-UNTRAINED = [name for name in LEARNERS if name not in TRAINED]
+OF_CLASSES = {name: make for name, make in LEARNERS.items() if make.traits.class_labels}
+TRANSDUCTIVE = [name for name, make in OF_CLASSES.items() if make.traits.transductive]
+INDUCTIVE = [name for name in OF_CLASSES if name not in TRANSDUCTIVE]
+TRAINED = [name for name, make in OF_CLASSES.items() if make.traits.trains_on is not TrainsOn.NOTHING]
+UNTRAINED = [name for name in OF_CLASSES if name not in TRAINED]
 # The columns of whose heads start at different random numbers, or are drawn.
 RANDOM_HEADS = ["baseline++", "abml"]
 SMALL = {"gaussian-process": {"inference.expectation": 64}}
@@ -71,7 +72,7 @@ def answer(learner, x, y, query, classes=WAY, mask=None, seed=0):
     return Answer(*map(np.asarray, found))
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", OF_CLASSES)
 def test_probabilities_sum_to_one(name):
     found = answer(make(name), *make_task(0)[:3])
     assert found.probabilities.shape == (QUERIES, WAY) and found.probabilities.dtype == np.float32
@@ -79,7 +80,7 @@ def test_probabilities_sum_to_one(name):
     np.testing.assert_allclose(found.probabilities.sum(1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", OF_CLASSES)
 def test_double_precision_stays_double(name):
     with jax.enable_x64(True):
         found = answer(make.__wrapped__(name), *make_task(0)[:3])
@@ -101,7 +102,7 @@ def test_a_padded_task_is_the_task(name):
     assert (padded[:, WAY:] == 0).all()
 
 
-@pytest.mark.parametrize("name", [name for name in LEARNERS if name not in RANDOM_HEADS])
+@pytest.mark.parametrize("name", [name for name in OF_CLASSES if name not in RANDOM_HEADS])
 def test_labels_of_other_order_have_probabilities_of_other_order(name):
     learner, task, order = make(name), make_task(3), np.array([2, 0, 1], np.int32)
     whole = answer(learner, *task[:3]).probabilities
@@ -121,7 +122,7 @@ def test_no_query_depends_on_another(name):
     assert np.abs(alone[1:] - whole[1:]).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name, make in LEARNERS.items() if make.traits.traceable])
+@pytest.mark.parametrize("name", [name for name, make in OF_CLASSES.items() if make.traits.traceable])
 def test_another_task_and_other_parameters_need_no_new_program(name):
     first = answer(make(name), *make_task(6)[:3]).probabilities
     programs = traced._cache_size()
@@ -186,7 +187,9 @@ def unregistered(registry):
 
 
 def test_every_learner_is_registered():
+    """And its labels are classes, tested here, or real numbers, tested in test_learners_real.py."""
     assert unregistered(LEARNERS) == set()
+    assert all(make.traits.class_labels or make.traits.real_labels for make in LEARNERS.values())
 
 
 @pytest.mark.parametrize("name", LEARNERS)

@@ -12,6 +12,7 @@ from test_backbones import plain_block
 from fewshot.learners import MAML, FirstOrderMAML
 from fewshot.models.backbones import Backbone, Conv4
 from fewshot.tasks import Task
+from fewshot.tasks.curves import RealTask
 
 KEY = jax.random.key(0)
 WAY, T = 2, 2
@@ -161,6 +162,42 @@ def test_one_inner_step_from_a_zero_head_is_known_in_closed_form():
     values = nnx.to_pure_dict(adapted)
     np.testing.assert_allclose(values["weights"], 0.3 * features.T @ residual / len(features), rtol=1e-9)
     np.testing.assert_allclose(values["backbone"]["weights"], learner.network.backbone.weights[...], rtol=1e-12)
+
+
+def real_batch(shape=(3, 3, 1), points=5, queries=4):
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(size=size) for size in ((T, points, *shape), (T, points), (T, queries, *shape), (T, queries))]
+    return RealTask(*map(jnp.asarray, parts))
+
+
+@double
+def test_real_labels_descend_the_squared_error():
+    """From a zero head one step is rate 2/N sum_n y_n phi_n; the prediction has the learned variance."""
+    learner = MAML(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=1, inner_steps=1, inner_rate=0.3)
+    learner.likelihood_parameters["log_noise"][...] = jnp.log(0.04)
+    task = jax.tree.map(lambda leaf: leaf[0], real_batch())
+    adapted, _ = learner.fit(KEY, task.x_support, task.y_support, 1)
+    features = learner.network.backbone(task.x_support[None], True)[0]
+    values = nnx.to_pure_dict(adapted)
+    np.testing.assert_allclose(values["weights"][:, 0], 0.3 * 2 / 5 * features.T @ task.y_support, rtol=1e-9)
+    np.testing.assert_allclose(values["bias"], 0.3 * 2 * task.y_support.mean(), rtol=1e-9)
+    found = learner.predict(KEY, adapted, task.x_query).distribution
+    expected = learner.network.backbone(task.x_query[None], True)[0] @ values["weights"][:, 0] + values["bias"]
+    np.testing.assert_allclose(found.mean, expected, rtol=1e-9)
+    np.testing.assert_allclose(found.variance, 0.04, rtol=1e-9)
+
+
+@pytest.mark.long
+@double
+def test_the_gradient_of_real_labels_is_that_of_finite_differences():
+    """Of network, head and log variance; the first-order one has another, but for the variance."""
+    both = [
+        started(make(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=1, inner_steps=2, inner_rate=0.1))
+        for make in (MAML, FirstOrderMAML)
+    ]
+    (exact, differences), (other, same) = (along(*objective_of(learner, real_batch())) for learner in both)
+    assert exact == pytest.approx(differences, rel=1e-7) and same == pytest.approx(differences, rel=1e-9)
+    assert abs(other - exact) > 1e-3
 
 
 def test_other_numbers_of_classes_and_steps_are_refused():

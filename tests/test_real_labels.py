@@ -227,6 +227,7 @@ def _interrupted_after(step, config):
         (["--dataset", "sinusoids", "--likelihood", "softmax"], "has real labels, got likelihood softmax"),
         (["--dataset", "glyphs", "--likelihood", "normal"], "glyphs has classes as labels, got likelihood normal"),
         (["--dataset", "sinusoids", "--learner", "prototypical"], "which prototypical does not fit"),
+        (["--dataset", "glyphs", "--learner", "cnp"], "glyphs has classes as labels, which cnp does not fit"),
         (["--dataset", "sinusoids", "--way", "3"], "--way counts classes"),
         (["--dataset", "sinusoids", "--inference", "cavi"], "cavi needs augmented latents"),
         (["--dataset", "gp-curves:cubic"], "expected a data set with real labels, got 'gp-curves:cubic'"),

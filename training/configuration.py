@@ -332,13 +332,12 @@ def _decided(config: RunConfig) -> dict[str, str | int]:
 def _check_labels(config: RunConfig) -> None:
     """Raises ConfigError where learner, likelihood or way are not made for the labels of the data set."""
     real, own = has_real_labels(config.dataset), config.learner == GAUSSIAN_PROCESS
-    fit = [name for name, make in learners.LEARNERS.items() if make.traits.real_labels]
-    if real and config.learner not in fit:
-        raise ConfigError(
-            f"{config.dataset} has real labels, which {config.learner} does not fit; use {', '.join(fit)}"
-        )
+    trait, labels = ("real_labels", "real labels") if real else ("class_labels", "classes as labels")
+    fit = [name for name, make in learners.LEARNERS.items() if getattr(make.traits, trait)]
+    if config.learner not in fit:
+        raise ConfigError(f"{config.dataset} has {labels}, which {config.learner} does not fit; use {', '.join(fit)}")
     if own and real != (config.likelihood in models.NOISE_MODELS):
-        labels, usable = ("real labels", models.NOISE_MODELS) if real else ("classes as labels", models.LIKELIHOODS)
+        usable = models.NOISE_MODELS if real else models.LIKELIHOODS
         raise ConfigError(
             f"{config.dataset} has {labels}, got likelihood {config.likelihood}; use one of {', '.join(usable)}"
         )

@@ -1,0 +1,70 @@
+"""What learners share that adapt a network to a task by a few steps of gradient descent: MAML and its relatives."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Key, Shaped
+
+from fewshot.inference.outer.loss import ForEach, Outcome
+from fewshot.learners.base import Learner, Traits
+from fewshot.learners.network import LabelledTasks, scaled
+from fewshot.models.backbones import Backbone
+
+# The images of a call, labelled or predicted, are normalised together.
+ADAPTED = Traits(transductive=True, batch_statistics="those of the images predicted together (transductive)")
+
+
+class LinearHead(nnx.Module):
+    """A backbone and a linear layer to C logits, which starts at zero."""
+
+    def __init__(self, backbone: Backbone, way: int):
+        self.backbone = backbone
+        self.weights = nnx.Param(jnp.zeros((backbone.features, way)))
+        self.bias = nnx.Param(jnp.zeros(way))
+
+    def __call__(self, images: Shaped[Array, "N H W Ch"]) -> Float[Array, "N C"]:
+        """Logits [N, C]; batch norms use the statistics of these N images."""
+        features = self.backbone(scaled(images)[None], train=True)[0]
+        return jnp.matmul(features, self.weights[...], precision=jax.lax.Precision.HIGHEST) + self.bias[...]
+
+
+class AdaptedLearner(Learner):
+    """A learner whose `fit` takes `inner_steps` steps at `inner_rate`, with an `objective` of a task.
+
+    Its heads have `way` outputs. Images are its inputs: every task evaluates the network anew. Raises ValueError for no
+    steps, and for a rate that is not positive.
+    """
+
+    traits: ClassVar[Traits] = ADAPTED
+
+    def __init__(self, backbone: Backbone, way: int, inner_steps: int, inner_rate: float):
+        if inner_steps < 1 or not inner_rate > 0:
+            raise ValueError(
+                f"expected inner_steps of at least 1 and a positive inner_rate, got {inner_steps} and {inner_rate}"
+            )
+        self.shape = backbone.image_shape
+        self.way, self.inner_steps, self.inner_rate = way, inner_steps, inner_rate
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        return self.shape
+
+    @property
+    def ways(self) -> int:
+        """The number of classes of its head."""
+        return self.way
+
+    def check(self, classes: int) -> None:
+        """Raises ValueError for another number of classes than the head has."""
+        if classes != self.way:
+            raise ValueError(f"expected tasks of {self.way} classes, got {classes}; train with --way {classes}")
+
+    def objective(self, key: Key[Array, ""], task: LabelledTasks) -> Float[Array, ""]:
+        """What the outer loop maximises, of one task."""
+        raise NotImplementedError(f"{type(self).__name__} has no objective")
+
+    def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
+        """The objective of every task, the mean over the tasks."""
+        return Outcome(jnp.mean(for_each(self.objective)(keys, tasks)), tasks.y_query.shape[1], {})
