@@ -10,12 +10,12 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 from problems import double
 
-from fewshot.inference import student_t, student_t_scale
+from fewshot.inference import sparse, student_t, student_t_scale
 from fewshot.inference.student_t import Basis, SparseStudent
 from fewshot.models.gaussian import GaussianPrior
-from fewshot.models.inducing import InducingProcess
+from fewshot.models.inducing import InducingProcess, Weights
 from fewshot.models.kernels import Matern52
-from fewshot.models.student_t_fisher import DiagonalStudent, natural_gradient
+from fewshot.models.student_t_fisher import DiagonalStudent, natural_gradient, natural_slopes
 
 KERNEL = Matern52()
 
@@ -112,6 +112,38 @@ def test_many_degrees_of_freedom_give_the_gaussian_bound(whitened):
     ratio = np.linalg.solve(prior, covariance)
     kl = 0.5 * (np.trace(ratio) + mean @ np.linalg.solve(prior, mean) - 5 - np.linalg.slogdet(ratio)[1])
     np.testing.assert_allclose(found, data - kl, rtol=1e-6)
+
+
+@pytest.mark.long
+@double
+def test_natural_steps_of_many_degrees_of_freedom_are_those_of_diagonal_sites():
+    """d/d rho of (C2) at rho = 0 is -F^-1 times the gradient: the target (C1) is that of `inference.sparse`.
+
+    A diagonal q = N(m, 1 / (1 + W)) is the prior N(0, I) of the whitened v times sites (h, W), h = (1 + W) m. Of the
+    full target its diagonal is kept, and its shift less what the other values explain.
+    """
+    student, q, model, x, y = problem(7)
+    large = jnp.log(1e9)
+    q, model = q._replace(log_excess=large), model._replace(log_excess=large)
+    key = jax.random.key(5)
+    slopes = jax.jit(jax.grad(lambda at: -student_t.elbo(key, student, at, model, x, y, 3.0)))(q)
+    step = natural_slopes(q, slopes)
+    process = InducingProcess(KERNEL, student.inducing_noise)
+    whitener = jnp.linalg.inv(jnp.linalg.cholesky(process.prior(model.process).covariance)).T
+    weights = Weights(q.mean, jnp.diag(jnp.sqrt(q.scale)), -jnp.sum(q.log_scale))
+    seen = process.view(model.process, whitener, x)
+    full, _ = sparse.target_sites(weights, seen, y, sparse.normal_noise(model.noise), 3.0)
+    shift, precision = whitener.T @ full.shift, whitener.T @ full.precision @ whitener
+    target = sparse.DualSites(shift - (precision - jnp.diag(jnp.diag(precision))) @ q.mean, jnp.diag(precision))
+    start = sparse.DualSites(q.mean / q.scale, 1 / q.scale - 1)
+
+    def moved(rate):
+        sites = sparse.natural_step(start, target, rate)
+        return np.stack([sites.shift / (1 + sites.precision), -jnp.log1p(sites.precision)])
+
+    expected = (moved(1e-5) - moved(-1e-5)) / 2e-5
+    np.testing.assert_allclose(-step.mean, expected[0], rtol=1e-4)
+    np.testing.assert_allclose(-step.log_scale, expected[1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("whitened", [True, False])
