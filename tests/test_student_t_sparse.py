@@ -207,6 +207,37 @@ def test_the_bound_stays_below_the_evidence_and_comes_close():
     assert evidence - 1.0 < bound < evidence + 1e-3
 
 
+@pytest.mark.long
+@double
+def test_batches_of_a_run_stand_for_all_points():
+    """Where nothing moves, the mean of the bounds of batches is the bound of all."""
+    student, q, model, x, y = problem(8)
+    still = student_t.Method(optax.set_to_zero(), optax.set_to_zero())
+    state = student_t.init(still, q, model)
+    _, bounds = student_t.run(jax.random.key(0), student, still, state, x, y, 4, 400)
+    _, whole = student_t.run(jax.random.key(1), student, still, state, x, y, 16, 400)
+    error = np.hypot(np.std(bounds), np.std(whole)) / np.sqrt(400)
+    assert abs(np.mean(bounds) - np.mean(whole)) < 4 * error
+    assert abs(np.mean(whole)) > 20 * error  # a wrong weight of the batches would be seen
+
+
+@double
+def test_plain_methods_are_those_of_their_names():
+    """Steps of a gradient 1 and then one of 0.1, by hand."""
+    q = DiagonalStudent(jnp.asarray(1.0), jnp.zeros(2), jnp.zeros(2))
+    rate = 0.1
+    first, second = 0.9 * 0.1 + 0.1 * 0.1, 0.999e-3 + 1e-3 * 0.01  # moments after both
+    adam = first / (1 - 0.9**2) / np.sqrt(second / (1 - 0.999**2))
+    amsgrad = first / (1 - 0.9**2) / np.sqrt(max(1.0, second / (1 - 0.999**2)))
+    expected = {"sgd": 0.1, "adam": adam, "amsgrad": amsgrad, "adagrad": 0.1 / np.sqrt(0.1 + 1 + 0.01)}
+    for name, size in expected.items():
+        method = student_t.methods(rate)[name].q
+        memory = method.init(q)
+        for slope in (1.0, 0.1):
+            step, memory = method.update(jax.tree.map(lambda leaf, s=slope: jnp.full_like(leaf, s), q), memory, q)
+        np.testing.assert_allclose(step.mean, -rate * size, rtol=1e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("name", ["natural", "sgd", "adam", "amsgrad", "adagrad"])
 def test_every_method_raises_the_bound_in_single_precision(name):
     student, q, model, x, y = problem(6)
