@@ -6,7 +6,7 @@ too, under `Kernel.priors`, and those of the likelihood, under its own: fully Ba
 logits is 30, so real labels of variance 1 want `RBF(prior_scale=1.0)`.
 """
 
-from typing import TypeVar
+from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpyro
@@ -21,7 +21,6 @@ from fewshot.models.process import LatentProcess
 from fewshot.models.regression import regress
 from fewshot.models.student_t import student_regress
 
-AnyLikelihood = TypeVar("AnyLikelihood", bound=Likelihood)
 TYPICAL_EXCESS = 3.0  # nu - 2, the median of its prior
 
 
@@ -72,7 +71,7 @@ def kernel_model(
     prior = process.prior(x, classes)
     if prior.root is None:
         prior = prior._replace(root=triangular_root(prior.covariance))
-    return classification_model(prior, _sampled_likelihood(likelihood), y)
+    return classification_model(prior, likelihood.with_parameters(_sampled(likelihood.priors())), y)
 
 
 def evidence_model(kernel: Kernel, likelihood: Normal, x: Float[Array, "N D"], y: Float[Array, " N"]) -> None:
@@ -80,7 +79,8 @@ def evidence_model(kernel: Kernel, likelihood: Normal, x: Float[Array, "N D"], y
 
     Sample sites: those of the kernel and of the noise; factor `evidence`.
     """
-    process, noise = _sampled_process(kernel, likelihood), _sampled_likelihood(likelihood).noise
+    process = _sampled_process(kernel, likelihood)
+    noise = likelihood.with_parameters(_sampled(likelihood.priors())).noise
     numpyro.factor("evidence", regress(process.prior(x, 1), y, noise).log_evidence)
 
 
@@ -90,19 +90,17 @@ def student_t_process_model(kernel: Kernel, likelihood: Normal, x: Float[Array, 
     Sample sites: those of the kernel and of the noise, and log(nu - 2) ~ N(log 3, 1) as `log_excess`; factor
     `evidence`.
     """
-    process, noise = _sampled_process(kernel, likelihood), _sampled_likelihood(likelihood).noise
+    process = _sampled_process(kernel, likelihood)
+    noise = likelihood.with_parameters(_sampled(likelihood.priors())).noise
     log_excess = numpyro.sample("log_excess", dist.Normal(jnp.log(TYPICAL_EXCESS), 1.0))
     numpyro.factor("evidence", student_regress(process.prior(x, 1), y, noise, 2 + jnp.exp(log_excess)).log_evidence)
 
 
 def _sampled_process(kernel: Kernel, likelihood: Likelihood) -> LatentProcess:
     """The process with a sample site for each hyper-parameter."""
-    hyper = {name: numpyro.sample(name, prior) for name, prior in kernel.priors().items()}
-    return LatentProcess(kernel, {**hyper, "mean": likelihood.prior_mean or 0.0})
+    return LatentProcess(kernel, {**_sampled(kernel.priors()), "mean": likelihood.prior_mean or 0.0})
 
 
-def _sampled_likelihood(likelihood: AnyLikelihood) -> AnyLikelihood:
-    """The likelihood with a sample site for each of its parameters."""
-    return likelihood.with_parameters(
-        {name: numpyro.sample(name, prior) for name, prior in likelihood.priors().items()}
-    )
+def _sampled(priors: Mapping[str, dist.Distribution]) -> dict[str, Array]:
+    """A sample site for each."""
+    return {name: numpyro.sample(name, prior) for name, prior in priors.items()}

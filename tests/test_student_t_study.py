@@ -42,18 +42,30 @@ CURVES = [
 
 
 def test_the_table_takes_the_best_rate_and_pairs_the_seeds():
-    table = student_t_report.comparison(CURVES, 4.0)
+    for look in CURVES[6]["looks"]:
+        look["seconds"] *= 2  # others kept the machine busy: a step is still 0.1 s
+    table = student_t_report.comparison(CURVES)
     lines = {line[1]: dict(zip(table[0], line, strict=True)) for line in table[1:]}
     natural, adam = lines["natural"], lines["adam"]
-    assert (natural["rate"], natural["diverged"], natural["steps"]) == ("0.1", "1 of 3", "40")
+    assert (natural["rate"], natural["diverged"], natural["seconds"]) == ("0.1", "1 of 3", "4.00")
     assert natural["-bound/N at 1/4"] == "4.000 +- 0.000" and natural["at 1/2"] == "3.000 +- 0.000"
     assert natural["at the end"] == "1.000 +- 0.500" and natural["less natural"] == ""
     assert (adam["rate"], adam["diverged"], adam["less natural"]) == ("0.1*", "0 of 2", "3.000 +- 1.000")
+    assert adam["ms a step"] == "100.00" and adam["at 1/2"] == "7.000 +- 0.000"
     assert lines["gaussian process"]["less natural"] == "" and lines["gaussian process"]["test MSE"] == "0.2500"
-    np.testing.assert_allclose(student_t_report.between(CURVES[0], "loss", np.array([0.5, 3.25])), [7.0, 1.75])
     outliers = student_t_report.outliers(CURVES)
     assert outliers[1] == ["energy", "student-t", "0.2500 +- 0.0000", "0.2500", "0.125 +- 0.000", "0.500"]
     assert [line[1] for line in outliers] == ["model", "student-t", "gaussian process"]
+
+
+def test_rates_are_compared_after_equal_steps_and_all_methods_after_equal_time():
+    fast = curve("adam", 0.3, [9.0, 8.0, 7.0, 6.5, 5.0, 3.0, 2.0])  # ahead at its end, behind after the 40 steps of 0.1
+    assert student_t_report.best_rate([CURVES[3], fast]) == 0.1 and student_t_report.best_rate([fast]) == 0.3
+    broken = curve("adam", 1.0, [9.0, 0.0, None])
+    assert student_t_report.best_rate([broken, CURVES[3], fast]) == 0.1
+    short = curve("sgd", 1.0, [9.0, 8.5, 8.0])
+    assert student_t_report.horizon(list(student_t_report.best_of([*CURVES, short])), "energy") == pytest.approx(2.0)
+    np.testing.assert_allclose(student_t_report.between(short, "loss", np.array([5.0, 15.0])), [8.75, 8.25])
 
 
 def test_the_clock_counts_the_steps_alone_and_stops_at_its_limit_or_at_what_is_not_finite(monkeypatch):
@@ -120,7 +132,7 @@ def test_the_study(monkeypatch, tmp_path, capsys):
         assert (tmp_path / name).stat().st_size > 10_000
     for best in student_t_report.best_of(rows):
         for one in best.curves:
-            assert student_t_report.final_loss(one) < one["looks"][0]["loss"] - 0.1
+            assert one["looks"][-1]["loss"] < one["looks"][0]["loss"] - 0.1
     assert "| energy | natural |" in (tmp_path / "table.md").read_text()
     monkeypatch.setattr(student_t, "race", lambda *_: pytest.fail("it ran again"))
     assert student_t.main(quick=True, out=str(tmp_path), seed=0) == rows
