@@ -8,9 +8,10 @@ least negative bound on training rows after equal steps serves the other seeds. 
 Beside them stands the sparse Gaussian process, with and without outliers planted in the training targets.
 
 Time is processor time of the steps, summed over all threads of this process: compilation and measurements are not in
-it. Other programs slow the steps through the caches, so what counts is steps times the least time of a step that was
-seen. Hold the program on one core (taskset -c 1): waiting threads would be counted. What is done is kept in DIR/curves,
-so the same command goes on where it was stopped.
+it. Other programs slow the steps through the caches, so what counts is steps times the least time of a step that any
+method had on the data set: the methods differ by O(M), less than what others cost them. Hold the program on one core
+(taskset -c 1): waiting threads would be counted. What is done is kept in DIR/curves, so the same command goes on where
+it was stopped.
 """
 
 import functools
