@@ -103,4 +103,4 @@ def _sampled_process(kernel: Kernel, likelihood: Likelihood) -> LatentProcess:
 
 def _sampled(priors: Mapping[str, dist.Distribution]) -> dict[str, Array]:
     """A sample site for each."""
-    return {name: numpyro.sample(name, prior) for name, prior in priors.items()}
+    return {name: jnp.asarray(numpyro.sample(name, prior)) for name, prior in priors.items()}
