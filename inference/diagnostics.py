@@ -110,6 +110,17 @@ def to_arviz(
     return _dataset(groups, prior.mean.shape, 0 if query is None else query.mean.shape[1])
 
 
+def samples_to_arviz(mcmc: HasRun) -> ArvizData:
+    """ArviZ data of an MCMC object that has run, whatever its model samples: posterior and sample_stats.
+
+    For models with hyper-parameters as sample sites, whose likelihood differs from draw to draw.
+    """
+    posterior = {name: np.asarray(value) for name, value in mcmc.get_samples(group_by_chain=True).items()}
+    fields = _statistics(mcmc.get_extra_fields(group_by_chain=True))
+    statistics = {name: np.asarray(value) for name, value in fields.items()}
+    return _from_groups({"posterior": posterior, "sample_stats": statistics}, {}, {})
+
+
 def summary_table(data: ArvizData, var_names: tuple[str, ...] = ("f",)) -> Table:
     """A pandas table, a row for each scalar: mean, sd, their MCSE, bulk and tail ESS, R-hat (NaN for one chain)."""
     with _quiet():  # about statistics that one chain, or constant draws, do not have

@@ -8,6 +8,7 @@ Gibbs samples the augmented model; NUTS and elliptical slice sampling, which kno
 `classification_model` in its whitened basis and judge the others.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from fewshot.models.gaussian import GaussianPrior, root_of, with_root
 from fewshot.models.generative import classification_model
 from fewshot.models.likelihoods.base import AugmentedLikelihood, Labels, Likelihood
 
-__all__ = ["EllipticalSliceKernel", "GibbsKernel", "elliptical_slice", "nuts"]
+__all__ = ["EllipticalSliceKernel", "GibbsKernel", "elliptical_slice", "nuts", "nuts_of"]
 
 
 class GibbsChain(NamedTuple):
@@ -178,9 +179,20 @@ def nuts(
 ) -> MCMC:
     """NUTS on `classification_model`, un-augmented and in the whitened basis; call `run(key)` on what is returned."""
     model = partial(classification_model, with_root(prior), likelihood, y)
-    kernel = NUTS(model, target_accept_prob=target_accept)
+    return nuts_of(model, num_warmup, num_samples, num_chains, chain_method, target_accept)
+
+
+def nuts_of(
+    model: Callable[[], object],
+    num_warmup: int = 500,
+    num_samples: int = 1000,
+    num_chains: int = 4,
+    chain_method: str = "vectorized",
+    target_accept: float = 0.8,
+) -> MCMC:
+    """NUTS on a NumPyro model that has its data, as `partial(evidence_model, kernel, likelihood, x, y)`."""
     return MCMC(
-        kernel,
+        NUTS(model, target_accept_prob=target_accept),
         num_warmup=num_warmup,
         num_samples=num_samples,
         num_chains=num_chains,

@@ -219,7 +219,7 @@ def predictive_mixture(
 # Optimisers: q by one of these, the model by Adam.
 
 
-def methods(rate: float, model_rate: float = 1e-2) -> Mapping[str, Method]:
+def methods(rate: Scalar, model_rate: float = 1e-2) -> Mapping[str, Method]:
     """The comparison of SVTP: natural gradient or a plain optimiser for q at `rate`, Adam for the model."""
     plain = {"sgd": optax.sgd, "adam": optax.adam, "amsgrad": optax.amsgrad, "adagrad": optax.adagrad}
     optimisers = {"natural": natural_gradient(rate), **{name: make(rate) for name, make in plain.items()}}

@@ -12,6 +12,7 @@ J, the information on nu once S is unknown too, is what the natural gradient div
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
@@ -97,14 +98,17 @@ def natural_slopes(at: DiagonalStudent, slopes: DiagonalStudent) -> DiagonalStud
     return DiagonalStudent(log_excess, mean, log_scale)
 
 
-def natural_gradient(rate: float, radius: float = 1.0) -> optax.GradientTransformation:
+def natural_gradient(rate: float | Float[Array, ""], radius: float = 1.0) -> optax.GradientTransformation:
     """Natural-gradient descent on a DiagonalStudent, as an optax transformation.
 
     A step is -rate F^-1 g, shortened to Fisher length `radius` (its square is twice the KL between the two, for short
     steps): far from the optimum F^-1 g is longer than F is valid. nu - 2 changes by a factor of e at most and stays
     below DOF_LIMIT: infinity is at a finite Fisher distance, so a short step in that sense can lead beyond all numbers.
+
+    Raises ValueError for a rate or radius that is not positive, and for an update without the current DiagonalStudent.
+    A rate that is an array (optax.inject_hyperparams) is not looked at.
     """
-    if not (rate > 0 and radius > 0):
+    if not (radius > 0 and (isinstance(rate, jax.Array) or rate > 0)):
         raise ValueError(f"expected a positive rate and radius, got {rate} and {radius}")
 
     def update(

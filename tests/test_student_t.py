@@ -269,3 +269,21 @@ def test_a_natural_step_is_shortened_to_its_radius():
     np.testing.assert_allclose(ravel_pytree(short)[0], -1e-3 * ravel_pytree(direction)[0])
     with pytest.raises(ValueError, match="positive rate"):
         student_t_fisher.natural_gradient(0.0)
+
+
+@double
+def test_a_step_of_the_degrees_of_freedom_is_a_factor_of_e_at_most_and_ends_at_the_limit():
+    """The Fisher length to infinity is finite: without limits this step, which is short, would be one of 60 in log."""
+    optimiser = student_t_fisher.natural_gradient(1.0, 1e3)
+    zeros = jnp.zeros(3)
+    for start, slope, expected in (
+        (5.0, -1e-3, 1.0),
+        (5.0, 1e-3, -1.0),
+        (np.log(student_t_fisher.DOF_LIMIT) - 0.3, -1e-3, 0.3),
+    ):
+        at = DiagonalStudent(jnp.asarray(start), zeros, zeros)
+        step, _ = optimiser.update(DiagonalStudent(jnp.asarray(slope), zeros, zeros), (), at)
+        assert abs(student_t_fisher.natural_slopes(at, DiagonalStudent(jnp.asarray(slope), zeros, zeros))[0]) > 2
+        assert step.log_excess == pytest.approx(expected)
+    with pytest.raises(ValueError, match="current DiagonalStudent"):
+        optimiser.update(DiagonalStudent(zeros[0], zeros, zeros), ())

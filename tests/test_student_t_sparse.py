@@ -10,12 +10,12 @@ import scipy.stats
 from jax.flatten_util import ravel_pytree
 from problems import double
 
-from fewshot.inference import student_t, student_t_scale
+from fewshot.inference import sparse, student_t, student_t_scale
 from fewshot.inference.student_t import Basis, SparseStudent
 from fewshot.models.gaussian import GaussianPrior
-from fewshot.models.inducing import InducingProcess
+from fewshot.models.inducing import InducingProcess, Weights
 from fewshot.models.kernels import Matern52
-from fewshot.models.student_t_fisher import DiagonalStudent, natural_gradient
+from fewshot.models.student_t_fisher import DiagonalStudent, natural_gradient, natural_slopes
 
 KERNEL = Matern52()
 
@@ -114,6 +114,38 @@ def test_many_degrees_of_freedom_give_the_gaussian_bound(whitened):
     np.testing.assert_allclose(found, data - kl, rtol=1e-6)
 
 
+@pytest.mark.long
+@double
+def test_natural_steps_of_many_degrees_of_freedom_are_those_of_diagonal_sites():
+    """d/d rho of (C2) at rho = 0 is -F^-1 times the gradient: the target (C1) is that of `inference.sparse`.
+
+    A diagonal q = N(m, 1 / (1 + W)) is the prior N(0, I) of the whitened v times sites (h, W), h = (1 + W) m. Of the
+    full target its diagonal is kept, and its shift less what the other values explain.
+    """
+    student, q, model, x, y = problem(7)
+    large = jnp.log(1e9)
+    q, model = q._replace(log_excess=large), model._replace(log_excess=large)
+    key = jax.random.key(5)
+    slopes = jax.jit(jax.grad(lambda at: -student_t.elbo(key, student, at, model, x, y, 3.0)))(q)
+    step = natural_slopes(q, slopes)
+    process = InducingProcess(KERNEL, student.inducing_noise)
+    whitener = jnp.linalg.inv(jnp.linalg.cholesky(process.prior(model.process).covariance)).T
+    weights = Weights(q.mean, jnp.diag(jnp.sqrt(q.scale)), -jnp.sum(q.log_scale))
+    seen = process.view(model.process, whitener, x)
+    full, _ = sparse.target_sites(weights, seen, y, sparse.normal_noise(model.noise), 3.0)
+    shift, precision = whitener.T @ full.shift, whitener.T @ full.precision @ whitener
+    target = sparse.DualSites(shift - (precision - jnp.diag(jnp.diag(precision))) @ q.mean, jnp.diag(precision))
+    start = sparse.DualSites(q.mean / q.scale, 1 / q.scale - 1)
+
+    def moved(rate):
+        sites = sparse.natural_step(start, target, rate)
+        return np.stack([sites.shift / (1 + sites.precision), -jnp.log1p(sites.precision)])
+
+    expected = (moved(1e-5) - moved(-1e-5)) / 2e-5
+    np.testing.assert_allclose(-step.mean, expected[0], rtol=1e-4)
+    np.testing.assert_allclose(-step.log_scale, expected[1], rtol=1e-4)
+
+
 @pytest.mark.parametrize("whitened", [True, False])
 @double
 def test_marginals_are_those_of_draws_of_the_joint(whitened):
@@ -173,6 +205,37 @@ def test_the_bound_stays_below_the_evidence_and_comes_close():
     accurate = SparseStudent(KERNEL, inducing_noise=1e-6, draws=20_000)
     bound = student_t.elbo(jax.random.key(4), accurate, state.q, state.model, x, y)
     assert evidence - 1.0 < bound < evidence + 1e-3
+
+
+@pytest.mark.long
+@double
+def test_batches_of_a_run_stand_for_all_points():
+    """Where nothing moves, the mean of the bounds of batches is the bound of all."""
+    student, q, model, x, y = problem(8)
+    still = student_t.Method(optax.set_to_zero(), optax.set_to_zero())
+    state = student_t.init(still, q, model)
+    _, bounds = student_t.run(jax.random.key(0), student, still, state, x, y, 4, 400)
+    _, whole = student_t.run(jax.random.key(1), student, still, state, x, y, 16, 400)
+    error = np.hypot(np.std(bounds), np.std(whole)) / np.sqrt(400)
+    assert abs(np.mean(bounds) - np.mean(whole)) < 4 * error
+    assert abs(np.mean(whole)) > 20 * error  # a wrong weight of the batches would be seen
+
+
+@double
+def test_plain_methods_are_those_of_their_names():
+    """Steps of a gradient 1 and then one of 0.1, by hand."""
+    q = DiagonalStudent(jnp.asarray(1.0), jnp.zeros(2), jnp.zeros(2))
+    rate = 0.1
+    first, second = 0.9 * 0.1 + 0.1 * 0.1, 0.999e-3 + 1e-3 * 0.01  # moments after both
+    adam = first / (1 - 0.9**2) / np.sqrt(second / (1 - 0.999**2))
+    amsgrad = first / (1 - 0.9**2) / np.sqrt(max(1.0, second / (1 - 0.999**2)))
+    expected = {"sgd": 0.1, "adam": adam, "amsgrad": amsgrad, "adagrad": 0.1 / np.sqrt(0.1 + 1 + 0.01)}
+    for name, size in expected.items():
+        method = student_t.methods(rate)[name].q
+        memory = method.init(q)
+        for slope in (1.0, 0.1):
+            step, memory = method.update(jax.tree.map(lambda leaf, s=slope: jnp.full_like(leaf, s), q), memory, q)
+        np.testing.assert_allclose(step.mean, -rate * size, rtol=1e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("name", ["natural", "sgd", "adam", "amsgrad", "adagrad"])

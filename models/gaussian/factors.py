@@ -86,6 +86,25 @@ def semidefinite_cholesky(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"
     return jnp.stack(columns, axis=-1)
 
 
+@highest_precision
+def triangular_root(covariance: Float[Array, "N N"]) -> Float[Array, "N N"]:
+    """Lower triangular L with L L^T = K, for one positive semi-definite K of any rank.
+
+    `semidefinite_cholesky` of one matrix that may be large, by a loop. A smooth function of K, unlike roots from
+    eigenvectors: for densities of hyper-parameters and whitened latents together.
+    """
+    count = covariance.shape[0]
+    floor = count * jnp.finfo(covariance.dtype).eps * jnp.max(jnp.diagonal(covariance))
+
+    def column(rest: Array, j: Array) -> tuple[Array, Array]:
+        present = rest[j, j] > floor
+        pivot = jnp.sqrt(jnp.where(present, rest[j, j], 1.0))
+        found = jnp.where(present & (jnp.arange(count) >= j), rest[:, j] / pivot, 0.0)
+        return rest - jnp.outer(found, found), found
+
+    return jax.lax.scan(column, covariance, jnp.arange(count))[1].T
+
+
 def square_root(precision: Float[Array, "*s"]) -> Float[Array, "*s"]:
     """W^1/2 whose derivative at W = 0 is 0, not infinite: a masked or saturated point carries no gradient."""
     positive = precision > 0

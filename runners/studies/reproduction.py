@@ -25,6 +25,7 @@ from fewshot.runners.studies import (
     outer_loop,
     reporting,
     robustness,
+    student_t,
 )
 from fewshot.runners.studies.comparison_figure import comparison_figure, tradeoff_figure
 from fewshot.runners.studies.comparison_table import Diverged, Row
@@ -43,6 +44,7 @@ STUDIES = {
     "iris": iris.main,
     "convergence": convergence.main,
     "outer-loop": outer_loop.main,
+    "student-t": student_t.main,
 }
 
 TRAINING_TEST_EPISODES = 60  # of the runs' own tables; the comparison has its own test
