@@ -127,6 +127,10 @@ class GridProcess:
         transform = spectrum(self.kernel, parameters.hyper, grid, jnp.exp(parameters.log_weights))
         return State(alpha, grid_product(transform, grid.shape, rows.spread(alpha)))
 
+    def mean(self, grid: Grid, state: State, new: Float[Array, "Q D"]) -> Float[Array, " Q"]:
+        """W_* K_grid W^T alpha: 4^D numbers a query."""
+        return interpolation(grid, new).gather(state.values)
+
     def predict(
         self, parameters: Parameters, grid: Grid, state: State, x: Float[Array, "N D"], new: Float[Array, "Q D"]
     ) -> Prediction:
@@ -139,7 +143,7 @@ class GridProcess:
         solved = solve(self.noisy(parameters, grid, rows), cross, self.tolerance, self.solve_steps)
         before = jnp.sum(columns * smooth, axis=-1)
         variance = jnp.maximum(before - jnp.sum(cross * solved, axis=-1), 0.0)
-        return Prediction(queries.gather(state.values), variance)
+        return Prediction(self.mean(grid, state, new), variance)
 
 
 def interpolation_rows(queries: Interpolation) -> Float[Array, "Q G"]:

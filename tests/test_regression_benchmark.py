@@ -32,3 +32,18 @@ def test_processes_beat_least_squares_on_a_curve(monkeypatch, tmp_path, capsys):
     assert capsys.readouterr().out.strip().endswith(page)
     benchmark.main()  # all rows are there: nothing is run again
     assert json.loads((tmp_path / "out" / "results.json").read_text())["rows"] == rows
+
+
+@pytest.mark.slow
+def test_costs_are_measured_and_drawn(monkeypatch, tmp_path):
+    benchmark = load_benchmark("regression_cost")
+    out = tmp_path / "out"
+    given = ["--rows", "60", "200", "--most-exact", "100", "--inducing", "40", "--out", str(out)]
+    arguments = benchmark.parse(given)
+    monkeypatch.setattr(benchmark, "parse", lambda: arguments)
+    benchmark.main()
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert [(row["method"], row["rows"]) for row in rows if row["method"] == "exact"] == [("exact", 60)]
+    error = {(row["method"], row["rows"]): row["error"] for row in rows}
+    assert abs(error["titsias", 60] - error["exact", 60]) < 0.05 and error["grid", 200] < error["grid", 60]
+    assert (out / "cost.png").stat().st_size > 5000
