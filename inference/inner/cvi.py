@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fewshot.inference.inner.base import (
     Code,
@@ -78,7 +78,8 @@ class CVIState(NamedTuple):
     """Sites, the target C1 computed at them, and what the step-size rule remembers.
 
     elbo, residual and the number of clipped precisions belong to the sites; rho is the length of the next step; points
-    are the nodes of the task's expectations (None: deterministic).
+    are the nodes of the task's expectations (None: deterministic). excess: half of what the projection (C8) added to
+    the precisions of the target (None: none is projected).
     """
 
     sites: Sites | BlockSites
@@ -88,6 +89,7 @@ class CVIState(NamedTuple):
     clipped: Int[Array, ""]
     rho: Float[Array, ""]
     points: Points | None
+    excess: Float[Array, "C N"] | None
 
 
 class Curvature(enum.Enum):
@@ -126,7 +128,7 @@ def cvi(
         known = start.prior_marginals(prior) if q is None else q.marginals
         found = target.at(known, start, y, mask, points, prior, q)
         infinite = jnp.full_like(found.data, jnp.inf)
-        return CVIState(start, found.sites, found.data, infinite, found.clipped, first, points)
+        return CVIState(start, found.sites, found.data, infinite, found.clipped, first, points, found.excess)
 
     def step(
         key: Key[Array, ""], state: CVIState, prior: GaussianPrior, y: Labels, mask: Mask | None = None
@@ -143,7 +145,7 @@ def cvi(
             stalled = ~accepted & (state.rho <= SHORTEST_STEP)
             following = _following_length(state.rho, accepted, direction, _subtract(found.sites, proposal), q.marginals)
         residual, code = _residual(q, proposal, found.slope, found.sites), finite_code(elbo, *proposal)
-        moved = CVIState(proposal, found.sites, elbo, residual, found.clipped, following, state.points)
+        moved = CVIState(proposal, found.sites, elbo, residual, found.clipped, following, state.points, found.excess)
         state = jax.tree.map(partial(jnp.where, accepted), moved, state._replace(rho=following))
         code = jnp.where(stalled & (code == Code.OK), Code.STALLED, code)
         return state, Info(state.elbo, state.residual, code, state.clipped)
@@ -151,13 +153,19 @@ def cvi(
     def elbo(state: CVIState, posterior: Posterior, y: Labels, mask: Mask | None = None) -> Array:
         return target.data(posterior.marginals, y, mask, state.points) - posterior.kl
 
-    def log_evidence(state: CVIState, prior: GaussianPrior) -> Float[Array, ""]:
-        return prior.log_normaliser(state.sites)
-
     update = partial(_update, target)
     fixed_point = FixedPoint(lambda state: state.sites, lambda state, sites: state._replace(sites=sites), update)
     traits = Traits("cvi", free_sites=True)
-    return Inference(init, step, sites_held, gaussian_posterior, elbo, log_evidence, traits, fixed_point)
+    return Inference(init, step, sites_held, gaussian_posterior, elbo, _log_evidence, traits, fixed_point)
+
+
+def _log_evidence(state: CVIState, prior: GaussianPrior) -> Float[Array, ""]:
+    """log Z of the sites, with the slope in the variances that projected precisions leave to it (H7)."""
+    found = prior.log_normaliser(state.sites)
+    if state.excess is None:
+        return found
+    left_out = jnp.vdot(jax.lax.stop_gradient(state.excess), prior.given(state.sites).variance)
+    return found + left_out - jax.lax.stop_gradient(left_out)
 
 
 def _update(target: "_Target", state: CVIState, prior: GaussianPrior, y: Array, mask: Mask | None) -> AnySites:
@@ -196,12 +204,13 @@ def _check(rho: float | None, target: "_Target", rule: ExpectationRule) -> None:
 
 
 class Found(NamedTuple):
-    """Target sites (C1), E_q[log p(y | f)], its slope g_m, and how many precisions were to be negative."""
+    """Target sites (C1), E_q[log p(y | f)], its slope g_m, how many precisions were negative, and their `excess`."""
 
     sites: Sites | BlockSites
     data: Float[Array, ""]
     slope: Float[Array, "C N"]
     clipped: Int[Array, ""]
+    excess: Float[Array, "C N"] | None
 
 
 @dataclass(frozen=True)
@@ -241,10 +250,13 @@ class _Target:
         if self.curvature is Curvature.EXPECTED:
             wanted = self.kind.of_blocks(self._expected(marginals, y, mask, points))
         precision, clipped = self.kind.nonnegative(wanted)
+        excess = None
         if self.projected and posterior is not None:
-            precision = _projected(prior, posterior, wanted, current, mask)
+            real = _real(mask, wanted.shape)
+            precision = _projected(prior, posterior, wanted, current, real)
+            excess = jnp.where(real, 0.5 * (precision - wanted), 0.0)
         found = mask_sites(self.kind.with_slope(slopes.mean, precision, marginals.mean), mask)
-        return Found(found, value, slopes.mean, clipped)
+        return Found(found, value, slopes.mean, clipped, excess)
 
     def _seen(self, marginals: AnyMarginals, mask: Mask | None) -> AnyMarginals:
         """What the likelihood knows of q: of coupled classes the differences, if it knows those only."""
@@ -269,16 +281,20 @@ def _projected(
     posterior: DiagonalPosterior | LowRankPosterior,
     wanted: Array,
     current: Sites,
-    mask: Mask | None,
+    real: Bool[Array, "C N"],
 ) -> Float[Array, "C N"]:
     """The precisions nearest to those wanted in the cone W >= 0 (C8)."""
-    present = jnp.ones(wanted.shape, bool)
-    real = present if mask is None else present & mask.classes[:, None] & mask.points
 
     def metric() -> Array:
         return squared_correlations(prior, posterior)
 
     return nearest_precisions(metric, posterior.variance, wanted, current.precision, real)
+
+
+def _real(mask: Mask | None, shape: tuple[int, ...]) -> Bool[Array, "C N"]:
+    """The pairs of class and point that are no padding."""
+    present = jnp.ones(shape, bool)
+    return present if mask is None else present & mask.classes[:, None] & mask.points
 
 
 def _residual(posterior: GaussianPosterior, sites: AnySites, slope: Array, target: AnySites) -> Array:
