@@ -171,8 +171,8 @@ def draw(rows: list[dict[str, object]], path: Path) -> None:
     """Seconds of a gradient and error of the mean against rows."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
-    labels = {"gradient": "processor seconds of a bound and its gradient", "error": HEADER[-1]}
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    labels = {"gradient": "seconds of a bound and its gradient", "error": HEADER[-1]}
     for axis, (field, label) in zip(figure.subplots(1, 2), labels.items(), strict=True):
         for name in dict.fromkeys(str(row["method"]) for row in rows):
             mine = [row for row in rows if row["method"] == name]
