@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fewshot.models.gaussian import highest_precision
-from fewshot.models.kernels import Hyper, Stationary
+from fewshot.models.kernels import Hyper, Kernel, Stationary
 
 REACH = 2  # grid points on either side of an input that its value is made of
 
@@ -55,7 +55,7 @@ def _product_of(axes: Sequence[Array]) -> Array:
 
 
 def spectrum(
-    kernel: Stationary, hyper: Hyper, grid: Grid, weights: Float[Array, " D"] | float = 1.0
+    kernel: Kernel, hyper: Hyper, grid: Grid, weights: Float[Array, " D"] | float = 1.0
 ) -> Float[Array, "*K"]:
     """Fourier transform of a circulant matrix twice as large along every axis, which has K_grid as a corner (S1).
 
