@@ -46,6 +46,7 @@ _HOMES = {
     "predicting": ("predict_folders",),
     "classifier": ("FewShotClassifier", "InferenceFailedError"),
     "regressor": ("FewShotRegressor",),
+    "sparse_regressor": ("SparseRegressor",),
     "heads": ("GaussianProcessHead", "PretrainedHead", "TrainedRun"),
     "saving": ("SavedError",),
 }

@@ -153,23 +153,14 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
                 raise ValueError(f"expected {self.learner.image_shape[-1]} features, as the learner has, got {width}")
             return self.learner
         assert self._found is not None
-        network = DeepKernel(Identity((1, 1, width)), self._kernel(), rngs=nnx.Rngs(0), classes=1)
+        network = DeepKernel(Identity((1, 1, width)), plain_kernel(self.kernel), rngs=nnx.Rngs(0), classes=1)
         for name, value in self._found.hyper.items():
             network.hyper[name][...] = jnp.asarray(value, jnp.result_type(float))
         return GaussianProcess(network, Normal(float(np.exp(self._found.log_noise))), INFERENCE["exact"])
 
-    def _kernel(self) -> Kernel:
-        chosen = self.kernel
-        if isinstance(chosen, str) and chosen in models.KERNELS:
-            chosen = models.KERNELS[chosen]()
-        if not isinstance(chosen, Kernel) or chosen.normalise_features:
-            known = ", ".join(name for name, make in models.KERNELS.items() if not make().normalise_features)
-            raise ValueError(f"expected a kernel without statistics of features, one of {known}; got {chosen!r:.80}")
-        return chosen
-
     def _search(self) -> Found:
         """The hyper-parameters by L-BFGS-B from each of NOISES, or at the noise that was given."""
-        kernel, x = self._kernel(), _numbers(self._x)
+        kernel, x = plain_kernel(self.kernel), _numbers(self._x)
         y = _numbers((self._y - self._centre) / self._unit)
         start = {**{name: 0.0 for name in kernel.initial()}, **START}
         if "log_lengthscale" in start:
@@ -193,6 +184,16 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         best = min(ends, key=lambda end: float(end.fun))
         found = dict(zip(names, best.x.tolist(), strict=True))
         return Found({name: found[name] for name in kernel.initial()}, found["log_noise"], -float(best.fun))
+
+
+def plain_kernel(chosen: str | Kernel) -> Kernel:
+    """A kernel by its name or as it is. Raises ValueError for one that needs statistics of features."""
+    if isinstance(chosen, str) and chosen in models.KERNELS:
+        chosen = models.KERNELS[chosen]()
+    if not isinstance(chosen, Kernel) or chosen.normalise_features:
+        known = ", ".join(name for name, make in models.KERNELS.items() if not make().normalise_features)
+        raise ValueError(f"expected a kernel without statistics of features, one of {known}; got {chosen!r:.80}")
+    return chosen
 
 
 def _evidence(kernel: Kernel, names: tuple[str, ...], point: Array, x: Array, y: Array) -> Array:

@@ -45,10 +45,9 @@ class State(NamedTuple):
 
 
 class Info(NamedTuple):
-    """The bound (to be raised) on log p(y), estimated from the batch, and how many precisions were clipped at 0."""
+    """The bound (to be raised) on log p(y), estimated from the batch."""
 
     bound: Float[Array, ""]
-    clips: Int[Array, ""]
 
 
 def zero_sites(inputs: Float[Array, "M D"]) -> DualSites:
@@ -109,13 +108,12 @@ def step(
     weight: Scalar = 1.0,
 ) -> tuple[State, Info]:
     """One natural-gradient step of the sites, then one step of the optimiser on the bound with the sites held."""
-    target, clips = best_sites(process, state, x, y, weight)
-    sites = natural_step(state.sites, target, rate)
+    sites = natural_step(state.sites, best_sites(process, state.parameters, x, y, weight), rate)
     value, slopes = jax.value_and_grad(lambda parameters: -bound(process, parameters, sites, x, y, weight))(
         state.parameters
     )
     changes, memory = optimiser.update(slopes, state.optimiser, state.parameters)
-    return State(optax.apply_updates(state.parameters, changes), memory, sites), Info(-value, clips)
+    return State(optax.apply_updates(state.parameters, changes), memory, sites), Info(-value)
 
 
 def bound(
@@ -132,14 +130,18 @@ def bound(
     return elbo(sites.weights(whitener), seen, y, normal_noise(jnp.exp(parameters.log_noise)), weight)
 
 
+@highest_precision
 def best_sites(
-    process: InducingProcess, state: State, x: Float[Array, "B D"], y: Float[Array, " B"], weight: Scalar = 1.0
-) -> tuple[DualSites, Int[Array, ""]]:
-    """`target_sites` of normal noise: for all points at once the best there are (Titsias' optimum), from any state."""
-    whitener = process.whitening(state.parameters)
-    seen = process.view(state.parameters, whitener, x)
-    noise = normal_noise(jnp.exp(state.parameters.log_noise))
-    return target_sites(state.sites.weights(whitener), seen, y, noise, weight)
+    process: InducingProcess,
+    parameters: Parameters,
+    x: Float[Array, "B D"],
+    y: Float[Array, " B"],
+    weight: Scalar = 1.0,
+) -> DualSites:
+    """`target_sites` of normal noise, which no q enters: W^ = 1 / s2, h^ = y / s2 (P1). Of all points: the optimum."""
+    cross = process.cross(parameters, x)
+    precision = weight * jnp.exp(-parameters.log_noise)
+    return DualSites(precision * (cross.T @ y), precision * (cross.T @ cross))
 
 
 def predict(process: InducingProcess, state: State, x: Float[Array, "Q D"]) -> Prediction:

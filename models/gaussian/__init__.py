@@ -3,7 +3,7 @@
 from fewshot.models.gaussian.blocks import BlockPosterior
 from fewshot.models.gaussian.dense import BlockSites
 from fewshot.models.gaussian.diagonal import DiagonalPosterior, Sites
-from fewshot.models.gaussian.factors import cholesky_inverse, highest_precision, triangular_root
+from fewshot.models.gaussian.factors import cholesky_inverse, first_of_logarithm, highest_precision, triangular_root
 from fewshot.models.gaussian.low_rank import LowRankPosterior
 from fewshot.models.gaussian.marginals import AnyMarginals, JointMarginals, Marginals
 from fewshot.models.gaussian.prior import (
@@ -38,6 +38,7 @@ __all__ = [
     "Sites",
     "StarSites",
     "cholesky_inverse",
+    "first_of_logarithm",
     "highest_precision",
     "prior_root",
     "root_of",

@@ -66,6 +66,12 @@ def log_determinant(cholesky: Array) -> Array:
     return 2 * jnp.sum(jnp.log(jnp.diagonal(cholesky, axis1=-2, axis2=-1)))
 
 
+def first_of_logarithm(diagonal: Float[Array, " S"], beside: Float[Array, " S-1"]) -> Float[Array, ""]:
+    """The first entry of log T for a positive definite tridiagonal T: sum_i V_1i^2 log lambda_i."""
+    values, vectors = jnp.linalg.eigh(jnp.diag(diagonal) + jnp.diag(beside, 1) + jnp.diag(beside, -1))
+    return jnp.sum(vectors[0] ** 2 * jnp.log(values))
+
+
 def semidefinite_cholesky(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"]:
     """Lower triangular U [N, C, C] with U U^T = blocks, for positive semi-definite blocks of any rank.
 
