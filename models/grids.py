@@ -54,9 +54,7 @@ def _product_of(axes: Sequence[Array]) -> Array:
     return jnp.stack([part.ravel() for part in jnp.meshgrid(*axes, indexing="ij")], axis=-1)
 
 
-def spectrum(
-    kernel: Kernel, hyper: Hyper, grid: Grid, weights: Float[Array, " D"] | float = 1.0
-) -> Float[Array, "*K"]:
+def spectrum(kernel: Kernel, hyper: Hyper, grid: Grid, weights: Float[Array, " D"] | float = 1.0) -> Float[Array, "*K"]:
     """Fourier transform of a circulant matrix twice as large along every axis, which has K_grid as a corner (S1).
 
     weights multiply the inputs before the kernel sees them. Raises ValueError for a kernel of unit vectors.
