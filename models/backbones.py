@@ -15,6 +15,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from fewshot.models.convolution import EPSILON, check_precision, conv1x1, conv3x3, max_pool, norm_relu_pool, pool_first
+from fewshot.models.layers import linear
 
 Images = Float[Array, "T N H W Ch"]
 Features = Float[Array, "T N D"]
@@ -226,9 +227,8 @@ class MLP(Backbone):
 
     def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, width: int = 64, rectified: bool = False):
         self.image_shape, self.rectified = image_shape, rectified
-        dtype = jnp.result_type(float)
-        self.hidden = nnx.Linear(math.prod(image_shape), width, param_dtype=dtype, rngs=rngs)
-        self.output = nnx.Linear(width, width, param_dtype=dtype, rngs=rngs)
+        self.hidden = linear(math.prod(image_shape), width, rngs=rngs)
+        self.output = linear(width, width, rngs=rngs)
         self.features = width
 
     def __call__(self, x: Images, train: bool) -> Features:

@@ -10,8 +10,9 @@ from problems import defined
 
 from fewshot import models
 from fewshot.models import backbones
-from fewshot.models.backbones import Conv4, ConvBlock, ResidualBlock, ResNet12, TaskBatchNorm
+from fewshot.models.backbones import MLP, Conv4, ConvBlock, ResidualBlock, ResNet12, TaskBatchNorm
 from fewshot.models.convolution import EPSILON, PRECISIONS, conv3x3, max_pool, norm_relu_pool, pool_first
+from fewshot.models.layers import linear
 
 
 def plain_conv(x, kernel):
@@ -311,3 +312,13 @@ def test_conv4_trains_in_float64_with_gradients_in_every_parameter():
 
 def test_every_backbone_is_registered():
     assert defined(backbones.Backbone) == set(models.BACKBONES.values())
+
+
+def test_relus_of_one_number_start_with_bends_everywhere():
+    """Constants of `linear` are uniform within +- inputs^-1/2; at 0 all ReLUs of one number would bend at one place."""
+    layer = linear(4, 20_000, rngs=nnx.Rngs(0))
+    scaled = 2 * np.asarray(layer.bias[...])
+    assert np.abs(scaled).max() <= 1 and abs(scaled.mean()) < 0.03 and scaled.std() == pytest.approx(3**-0.5, rel=0.02)
+    hidden = MLP((1, 1, 1), rngs=nnx.Rngs(0)).hidden
+    bends = -np.asarray(hidden.bias[...]) / np.asarray(hidden.kernel[...])[0]
+    assert np.quantile(np.abs(bends), 0.75) > 0.3

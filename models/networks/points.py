@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
+from fewshot.models.layers import HIGHEST, linear
+
 Real = Bool[Array, " N"]
-HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Layers(nnx.Module):
@@ -27,11 +28,6 @@ class Layers(nnx.Module):
         for number, layer in enumerate(self.layers):
             x = layer(x if number == 0 else jax.nn.relu(x))
         return x
-
-
-def linear(inputs: int, outputs: int, *, rngs: nnx.Rngs, bias: bool = True) -> nnx.Linear:
-    """A linear map in the precision of this process."""
-    return nnx.Linear(inputs, outputs, use_bias=bias, param_dtype=jnp.result_type(float), precision=HIGHEST, rngs=rngs)
 
 
 def mean_of(values: Float[Array, "N R"], real: Real) -> Float[Array, " R"]:
