@@ -36,6 +36,7 @@ def scattered(points=20, shape=(9, 8), seed=0):
     return x, jnp.asarray(np.sin(2 * x[:, 0]) + 0.2 * rng.normal(size=points)), Grid.around(x, shape)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", [(7,), (3, 4, 2)])
 @double
 def test_fourier_products_are_those_of_the_dense_matrix(shape):
@@ -62,6 +63,7 @@ def test_kronecker_products_are_those_of_the_dense_matrix_and_of_an_rbf_kernel()
     np.testing.assert_allclose(np.exp(0.3) * grids.kronecker_product(factors, values), expected, atol=1e-11)
 
 
+@pytest.mark.long
 @double
 def test_interpolation_is_exact_for_quadratics_and_at_grid_points():
     x, _, grid = scattered()

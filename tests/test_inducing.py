@@ -55,6 +55,7 @@ def test_both_are_their_dense_formulas(kernel):
     np.testing.assert_allclose(inducing.titsias_bound(seen, y, unequal), bound, rtol=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fitc", [False, True])
 @double
 def test_predictions_are_those_of_dense_algebra(fitc):

@@ -51,6 +51,7 @@ def test_a_triangular_root_is_that_of_the_matrix_whatever_its_rank():
         np.testing.assert_allclose(slope, (difference[0] - difference[1]) / 2e-6, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.long
 @double
 def test_the_density_of_hyper_parameters_is_their_prior_times_the_evidence():
     x, y, hyper = jnp.asarray(X), jnp.asarray(Y), {"log_scale": 0.4, "log_lengthscale": -0.3}

@@ -87,6 +87,7 @@ def test_other_ways_to_train_end_with_a_table(learner, tiny_data, tmp_path):
         assert run.learner.head["weights"][...].shape == (classes, 8)
 
 
+@pytest.mark.long
 def test_a_learner_of_fixed_ways_refuses_others(tiny_data, tmp_path):
     few = {"trainer.validation_episodes": 3, "trainer.temperature_episodes": 3, "trainer.test_episodes": 3}
     trained("maml", tiny_data, tmp_path / "run", episodes=1, **few, **{"learner.inner_steps": 1, "backbone.width": 8})

@@ -302,7 +302,7 @@ KEPT = Path(__file__).parent.parent / "docs" / "results"
 def kept_comparisons():
     for path in sorted(KEPT.rglob("results.json")):
         stored = json.loads(path.read_text())
-        if stored["config"].get("name") in COMPARISONS:
+        if isinstance(stored, dict) and stored.get("config", {}).get("name") in COMPARISONS:
             yield pytest.param(path.parent, stored, id=str(path.parent.relative_to(KEPT)))
 
 

@@ -85,6 +85,7 @@ def test_a_step_is_one_along_the_natural_gradient():
     np.testing.assert_allclose(moved[1], second + rate * slopes[1], atol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_batches_are_unbiased_in_bound_gradient_and_step():
     x, y, parameters = problem(4)

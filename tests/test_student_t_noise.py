@@ -87,6 +87,7 @@ def test_many_degrees_of_freedom_are_gaussian_noise():
     np.testing.assert_allclose(*means, atol=1e-5)
 
 
+@pytest.mark.long
 @double
 def test_cavi_climbs_lets_the_outlier_go_and_cvi_ends_above():
     """CAVI's bound is that of q(f) q(omega); CVI, with q(f) alone, can only be higher."""

@@ -50,6 +50,7 @@ def test_the_sum_is_the_integral_over_normals(kernel):
     np.testing.assert_allclose(found.variance, squares - mean**2, rtol=1e-6)
 
 
+@pytest.mark.long
 @double
 def test_the_bound_of_cavi_rises_to_a_fixed_point_below_the_evidence():
     prior, y = problem(1)

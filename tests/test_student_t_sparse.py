@@ -146,6 +146,7 @@ def test_natural_steps_of_many_degrees_of_freedom_are_those_of_diagonal_sites():
     np.testing.assert_allclose(-step.log_scale, expected[1], rtol=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("whitened", [True, False])
 @double
 def test_marginals_are_those_of_draws_of_the_joint(whitened):
@@ -238,6 +239,7 @@ def test_plain_methods_are_those_of_their_names():
         np.testing.assert_allclose(step.mean, -rate * size, rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["natural", "sgd", "adam", "amsgrad", "adagrad"])
 def test_every_method_raises_the_bound_in_single_precision(name):
     student, q, model, x, y = problem(6)
