@@ -196,7 +196,7 @@ def test_a_run_on_curves(tmp_path, capsys):
     assert metrics["episodes"] == 10 and f"{metrics['nll']:.4f}  " in capsys.readouterr().out
     assert metrics["intervals"]["crps"][0] < metrics["crps"] < metrics["intervals"]["crps"][1]
     assert metrics["intervals"]["nll"][0] < metrics["nll"] < metrics["intervals"]["nll"][1]
-    with pytest.raises(RunError, match=r"expected a run on classes in .*, got one on sinusoids"):
+    with pytest.raises(RunError, match=r"expected a run on classes in .*, got one on gp-curves:rbf"):
         load_class_run(whole)
 
 
