@@ -44,9 +44,8 @@ class Try(NamedTuple):
 
 def stream(key: Key[Array, ""], count: int) -> Stream:
     """The stream of `count` entries under one key."""
-    first, second = jax.random.bits(key, (2,), jnp.uint32)
-    number = jnp.arange(count, dtype=jnp.uint32)
-    return Stream(first + 0 * number, second + 0 * number, number)
+    first, second = (jnp.broadcast_to(word, (count,)) for word in jax.random.bits(key, (2,), jnp.uint32))
+    return Stream(first, second, jnp.arange(count, dtype=jnp.uint32))
 
 
 def as_one_array(draws: Callable[..., Array]) -> Callable[..., Array]:

@@ -41,8 +41,9 @@ def sites(
 ) -> Fitted:
     """Stop the gradient at the sites, then recompute q from K: memory does not grow with the steps.
 
-    A valid bound after any number of steps; the exact hyper-gradient of the ELBO at the fixed point of `cavi` and
-    `cvi`. Sites that are an explicit function of the likelihood's parameters (`exact`) are not stopped.
+    A valid bound after any number of steps; the exact hyper-gradient of the ELBO at the fixed point of `cavi`, and at
+    that of `cvi` unless precisions are clipped without a projection (C8). Sites that are an explicit function of the
+    likelihood's parameters (`exact`) are not stopped.
     """
     if inference.traits.differentiable_sites:
         return unroll(key, inference, prior, y, mask, steps)
