@@ -131,6 +131,22 @@ def test_slices_leave_the_posterior_invariant(slices, correlation):
     assert tries.min() == slices and tries.max() < 100
 
 
+def test_every_slice_of_a_chain_turns_by_an_angle_of_its_own():
+    """Without data, and with ellipses through 0, u is multiplied by cos t each time: E cos^2 t cos^2 t' = 1/4."""
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    one, zero = jnp.ones(1), jnp.asarray(0.0)
+
+    @jax.jit
+    @jax.vmap
+    def once(key):
+        return elliptical_slice(key, one, zero, lambda u: 0 * u[0], lambda key: 0 * one, count=2)
+
+    ends, _, tries = once(keys)
+    squares = np.asarray(ends[:, 0], np.float64) ** 2
+    assert (tries == 2).all()
+    assert abs(squares.mean() - 0.25) < 5 * squares.std() / np.sqrt(len(keys))
+
+
 @pytest.mark.slow
 def test_a_slice_that_is_nowhere_leaves_the_chain_where_it_is():
     u = jnp.asarray([1.0, 2.0])

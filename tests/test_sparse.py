@@ -96,8 +96,9 @@ def test_batches_are_unbiased_in_bound_gradient_and_step():
     def found(x, y, weight):
         _, seen = parts(parameters, x)
         target, _ = sparse.target_sites(sites.weights(whitener), seen, y, sparse.normal_noise(0.2), weight)
+        best = sparse.best_sites(PROCESS, parameters, x, y, weight)
         slopes = jax.value_and_grad(lambda p: sparse.bound(PROCESS, p, sites, x, y, weight))(parameters)
-        return target, slopes
+        return target, slopes, best
 
     whole = found(x, y, 1.0)
     batches = [found(x[rows], y[rows], 6.0) for rows in np.random.default_rng(6).permutation(24).reshape(6, 4)]
