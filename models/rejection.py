@@ -48,6 +48,12 @@ def stream(key: Key[Array, ""], count: int) -> Stream:
     return Stream(first, second, jnp.arange(count, dtype=jnp.uint32))
 
 
+def first_uniform(source: Stream, dtype: Any) -> Float[Array, " n"]:
+    """The first random number of every entry, in [0, 1); its first try begins with the same."""
+    zero = jnp.zeros_like(source.number)
+    return _uniforms(source, zero, zero, 1, dtype)[0]
+
+
 def as_one_array(draws: Callable[..., Array]) -> Callable[..., Array]:
     """An elementwise function of arrays [n] under which a vmap is a longer array."""
     flat = custom_vmap(draws)

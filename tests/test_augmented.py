@@ -9,7 +9,6 @@ import pytest
 from problems import double, problem
 from scipy.integrate import quad
 from scipy.special import expit, softmax
-from scipy.stats import norm, poisson
 
 from fewshot.inference.inner import cavi, fit
 from fewshot.models import LIKELIHOODS
@@ -116,37 +115,6 @@ def test_draws_of_the_latents_know_the_temperature_and_the_classes_that_exist(mo
     among = draw(LogisticSoftmax(), f, jnp.ones(CLASSES, bool))
     s = expit(f)
     np.testing.assert_allclose(masked.rate * s[REAL].sum(0), among.rate * s.sum(0), rtol=1e-12)
-
-
-@pytest.mark.parametrize("rate", [1e3, 9e3, 1.1e4, 1e5, 9e5, 1e7])
-def test_counts_of_large_rates_have_their_moments_in_single_precision(rate):
-    """JAX's own have a variance of .954 of the rate at 9e5."""
-    size = 100_000
-    draw = jax.jit(lambda: logistic_softmax.poisson_counts(KEY, jnp.full(size, rate, jnp.float32)))
-    counts = np.asarray(draw(), np.float64)
-    assert (counts == counts.round()).all()
-    assert abs(counts.mean() - rate) < 5 * np.sqrt(rate / size)
-    assert counts.var() == pytest.approx(rate, rel=5 * np.sqrt(2 / size))
-
-
-def test_the_distribution_of_large_counts_is_as_close_as_is_said():
-    """P(count <= k) is Phi(z) with rate + rate^1/2 z + (z^2 - 1)/6 = k + 1/2; without the last term by 7e-4."""
-    rate = logistic_softmax.COUNTED
-    k = np.arange(int(rate - 5 * rate**0.5), int(rate + 5 * rate**0.5))
-    excess = k + 0.5 - rate
-    z = 3 * (-(rate**0.5) + np.sqrt(rate + 2 * (excess + 1 / 6) / 3))
-    np.testing.assert_allclose(rate**0.5 * z + (z**2 - 1) / 6, excess, atol=1e-8)
-    error = np.abs(norm.cdf(z) - poisson.cdf(k, rate)).max()
-    assert error < 2e-6
-    assert np.abs(norm.cdf(excess / rate**0.5) - poisson.cdf(k, rate)).max() > 6e-4
-
-
-def test_counts_of_small_rates_are_those_of_jax():
-    """Bit for bit, whatever the rates beside them are."""
-    rates = jnp.asarray([0.0, 0.3, 5.0, 80.0, 9e3, 2e5, 1e7], jnp.float32)
-    found = jax.jit(logistic_softmax.poisson_counts)(KEY, rates)
-    expected = jax.random.poisson(jax.random.split(KEY)[0], jnp.minimum(rates, 1e4))
-    np.testing.assert_array_equal(found[:5], expected[:5])
 
 
 @partial(jax.jit, static_argnames="count")
@@ -347,3 +315,27 @@ def test_the_bound_of_cavi_is_the_evidence_of_its_sites_and_a_constant_of_the_la
     np.testing.assert_allclose(values, values[0], atol=1e-9)
     whole = jax.jit(lambda: kernel.elbo(state, kernel.posterior(state, prior), y, None))()
     np.testing.assert_allclose(whole, info.elbo[-1], atol=1e-9)
+
+
+@double
+def test_log_prob_of_logistic_softmax_is_that_of_its_definition_with_its_derivatives():
+    """Where logarithms are saved, in the far tails, at 0 where |g| has a kink, and among classes that exist."""
+    classes = jnp.array([True, True, False, True])
+    f = jnp.concatenate([2 * latents(4), jnp.zeros((CLASSES, 2)), 60 * latents(5)], axis=1)
+    f, y = jnp.concatenate([f, jnp.full((1, f.shape[1]), 1e3)])[jnp.array([0, 1, 3, 2])], jnp.arange(f.shape[1]) % 2
+    likelihood = LogisticSoftmax(temperature=0.7)
+
+    def expected(f):
+        logits = jnp.where(classes[:, None], jax.nn.log_sigmoid(f / 0.7), -jnp.inf)
+        return jax.nn.log_softmax(logits, axis=0)[y, jnp.arange(len(y))]
+
+    def found(f):
+        return likelihood.log_prob(y, f, classes)
+
+    np.testing.assert_allclose(found(f), expected(f), rtol=1e-12)
+    np.testing.assert_allclose(found(f.astype(jnp.float32)), expected(f), rtol=2e-6, atol=1e-6)
+    for derivative in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_allclose(derivative(found)(f), derivative(expected)(f), atol=1e-12)
+    second = [jax.jacfwd(jax.jacrev(lambda f, each=each: each(f).sum()))(f) for each in (found, expected)]
+    np.testing.assert_allclose(*second, atol=1e-12)
+    assert np.isfinite(second[0]).all() and np.abs(second[0]).max() > 0.1

@@ -83,7 +83,7 @@ def test_constant_labels():
 
 
 # The tests' run-time type checker refuses the -1 that this check hands to every parameter of the constructor.
-TYPED = {"check_do_not_raise_errors_in_init_or_set_param": "the run-time type checker of the tests"}
+TYPED = {"check_do_not_raise_errors_in_init_or_set_params": "the run-time type checker of the tests"}
 
 
 @pytest.mark.slow

@@ -279,11 +279,12 @@ def test_a_signal_ends_a_run_within_five_seconds_whatever_it_does(phase, how, nu
 
 
 @pytest.mark.slow
-def test_twenty_random_kills(start, tiny_run, tmp_path):
+@pytest.mark.parametrize("repeats", [range(4), range(4, 20)], ids=["first_four", "sixteen_more"])
+def test_random_kills(start, tiny_run, tmp_path, repeats):
     rng = random.Random(0)
-    for repeat in range(20):
-        path = tmp_path / str(repeat)
-        step, delay = rng.randrange(LAST - 1), rng.uniform(0, 0.1)
+    kills = [(rng.randrange(LAST - 1), rng.uniform(0, 0.1)) for _ in range(20)]
+    for repeat in repeats:
+        path, (step, delay) = tmp_path / str(repeat), kills[repeat]
         code, printed = stop_after(start(path, *tiny_omniglot.arguments()), path, step, signal.SIGKILL, delay)
         assert code == -signal.SIGKILL, printed
         resumed = start(path, "--resume")

@@ -1,0 +1,163 @@
+"""What elliptical slices buy Gibbs for logistic-softmax, by temperature: draws that count, and what a sweep costs.
+
+    taskset -c 1 python benchmarks/slices.py --out docs/results/slices.md
+
+Eight 5-way 5-shot tasks of random features (one centre a class, noise of 0.7 around it), RBF kernel of output scale 4,
+mean -3, 20 chains. Costs are processor time where the process is held on one core, by turns. `fit_pooled`'s 50 sweeps
+are then judged on 40 such tasks as users' fits are.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from timing import HELD_ON_ONE_CORE, by_turns, markdown
+
+from fewshot.inference.inner import gibbs
+from fewshot.inference.inner.base import SAMPLER_STEPS, Code, Inference, prepared, settle
+from fewshot.inference.inner.mixing import effective_draws, split_r_hat
+from fewshot.models import KERNELS
+from fewshot.models.gaussian import GaussianPrior
+from fewshot.models.likelihoods import LogisticSoftmax
+from fewshot.models.process import LatentProcess
+
+TEMPERATURES, COUNTS = (0.2, 0.5, 1.0), (0, 4, 12, 40)
+WAY, SHOT, WIDTH = 5, 5, 16
+TASKS, JUDGED, WARMUP, TIMED = 8, 40, 25, 10
+HEADER = [
+    "tau",
+    "slices a sweep",
+    "ms a sweep",
+    "sweeps an effective draw",
+    "ms an effective draw",
+    "R-hat",
+    "not mixed",
+]
+LEGEND = """
+*ms a sweep*: of all eight tasks. *Sweeps an effective draw*: of one chain, by the scalar that mixes worst of three
+(log p(y | f), one latent, |f|^2); the median of the tasks, then their range. *ms an effective draw*: the product, of a
+task, its 20 chains together. *R-hat*: of sweeps 26 to 50, median of the tasks. *Not mixed*: tasks of 40 for which a
+fit's code says so."""
+
+
+class Measured(NamedTuple):
+    """Of one temperature and number of slices: the worst scalar of every task, and the tasks that did not mix."""
+
+    sweeps: np.ndarray
+    r_hat: np.ndarray
+    not_mixed: int
+
+
+def main() -> None:
+    """Measure, print the page, write it where --out says."""
+    arguments = parse()
+    rows = []
+    prior, y = priors(TASKS, 0)
+    for temperature in arguments.temperatures:
+        runs = {str(count): partial(traces, jax.random.key(0), temperature, count, prior, y, TIMED) for count in COUNTS}
+        times = by_turns(runs, arguments.repeats)
+        for count in COUNTS:
+            found = measured(temperature, count, arguments.sweeps)
+            rows.append(row_of(temperature, count, times[str(count)].minimum / TIMED, found))
+            print(" | ".join(rows[-1]), flush=True)
+    clock = "processor" if HELD_ON_ONE_CORE else "wall"
+    head = (
+        f"# Elliptical slices in Gibbs for logistic-softmax\n\n`{command(arguments)}` wrote this page ({clock} time).\n"
+    )
+    page = f"{head}{LEGEND}\n\n{markdown(HEADER, rows)}\n"
+    if arguments.out:
+        Path(arguments.out).write_text(page)
+    print(page)
+
+
+def row_of(temperature: float, count: int, milliseconds: float, found: Measured) -> list[str]:
+    """One line of the table."""
+    sweeps = np.median(found.sweeps)
+    return [
+        f"{temperature:g}",
+        str(count),
+        f"{milliseconds:.0f}",
+        f"{sweeps:.3g} ({found.sweeps.min():.3g} to {found.sweeps.max():.3g})",
+        f"{sweeps * milliseconds / TASKS / 20:.3g}",
+        f"{np.median(found.r_hat):.2f}",
+        f"{found.not_mixed}",
+    ]
+
+
+def priors(count: int, seed: int) -> tuple[GaussianPrior, jax.Array]:
+    """Priors of `count` tasks, along a leading axis, and their labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(WAY), SHOT)
+    x = rng.normal(size=(count, WAY, WIDTH))[:, labels] + 0.7 * rng.normal(size=(count, len(labels), WIDTH))
+    hyper = {"log_scale": jnp.log(4.0), "log_lengthscale": jnp.log(4.0), "mean": -3.0}
+    process = LatentProcess(KERNELS["rbf"](), hyper)
+    return jax.vmap(lambda one: process.prior(one, WAY))(jnp.asarray(x, jnp.float32)), jnp.asarray(labels)
+
+
+def sampler_of(temperature: float | jax.Array, slices: int) -> Inference:
+    """Gibbs with 20 chains; the temperature may be traced, so that one program serves all."""
+    return gibbs(LogisticSoftmax(temperature=temperature), slices=slices)
+
+
+@partial(jax.jit, static_argnames=("slices", "sweeps"))
+def traces(
+    key: jax.Array, temperature: float, slices: int, prior: GaussianPrior, y: jax.Array, sweeps: int
+) -> jax.Array:
+    """The three scalars of every chain of every task after each sweep [B, S, M, K]."""
+    sampler = sampler_of(temperature, slices)
+
+    def of_task(key: jax.Array, prior: GaussianPrior) -> jax.Array:
+        prior = prepared(sampler, prior)
+
+        def sweep(state, key):
+            state, _ = sampler.step(key, state, prior, y)
+            return state, sampler.statistics(state, y)
+
+        start, rest = jax.random.split(key)
+        return jax.lax.scan(sweep, sampler.init(start, prior, y), jax.random.split(rest, sweeps))[1]
+
+    return jax.vmap(of_task)(jax.random.split(key, len(prior.mean)), prior)
+
+
+@partial(jax.jit, static_argnames="slices")
+def codes(key: jax.Array, temperature: float, slices: int, prior: GaussianPrior, y: jax.Array) -> jax.Array:
+    """The code of a user's fit of every task [B]."""
+    sampler = sampler_of(temperature, slices)
+    keys = jax.random.split(key, len(prior.mean))
+    return jax.vmap(lambda key, one: settle(key, sampler, one, y)[1])(keys, prior)
+
+
+def measured(temperature: float, slices: int, sweeps: int) -> Measured:
+    """Mixing over `sweeps` after the warm-up, and over the 50 of a fit."""
+    prior, y = priors(TASKS, 0)
+    found = traces(jax.random.key(1), temperature, slices, prior, y, WARMUP + sweeps)
+    effective = jax.vmap(effective_draws)(found[:, WARMUP:]).min(axis=1)
+    r_hat = jax.vmap(split_r_hat)(found[:, SAMPLER_STEPS // 2 : SAMPLER_STEPS]).max(axis=1)
+    judged = codes(jax.random.key(2), temperature, slices, *priors(JUDGED, 1))
+    chains = found.shape[2]
+    return Measured(chains * sweeps / np.asarray(effective), np.asarray(r_hat), int((judged == Code.NOT_MIXED).sum()))
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """The command line that writes the page again."""
+    return f"python benchmarks/slices.py --sweeps {arguments.sweeps}" + (
+        f" --out {arguments.out}" if arguments.out else ""
+    )
+
+
+def parse() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--sweeps", type=int, default=400, help="after 25 of warm-up")
+    parser.add_argument("--repeats", type=int, default=5, help="of a compiled run of 10 sweeps, the shortest counts")
+    parser.add_argument("--out", metavar="FILE.md")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
