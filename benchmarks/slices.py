@@ -8,6 +8,8 @@ are then judged on 40 such tasks as users' fits are.
 """
 
 import argparse
+import shlex
+import sys
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -58,16 +60,16 @@ def main() -> None:
     rows = []
     prior, y = priors(TASKS, 0)
     for temperature in arguments.temperatures:
-        runs = {str(count): partial(traces, jax.random.key(0), temperature, count, prior, y, TIMED) for count in COUNTS}
+        run = partial(traces, jax.random.key(0), temperature)
+        runs = {str(count): partial(run, count, prior, y, TIMED) for count in arguments.slices}
         times = by_turns(runs, arguments.repeats)
-        for count in COUNTS:
+        for count in arguments.slices:
             found = measured(temperature, count, arguments.sweeps)
             rows.append(row_of(temperature, count, times[str(count)].minimum / TIMED, found))
             print(" | ".join(rows[-1]), flush=True)
+    command = shlex.join(["python", "benchmarks/slices.py", *sys.argv[1:]])
     clock = "processor" if HELD_ON_ONE_CORE else "wall"
-    head = (
-        f"# Elliptical slices in Gibbs for logistic-softmax\n\n`{command(arguments)}` wrote this page ({clock} time).\n"
-    )
+    head = f"# Elliptical slices in Gibbs for logistic-softmax\n\n`{command}` wrote this page ({clock} time).\n"
     page = f"{head}{LEGEND}\n\n{markdown(HEADER, rows)}\n"
     if arguments.out:
         Path(arguments.out).write_text(page)
@@ -142,17 +144,11 @@ def measured(temperature: float, slices: int, sweeps: int) -> Measured:
     return Measured(chains * sweeps / np.asarray(effective), np.asarray(r_hat), int((judged == Code.NOT_MIXED).sum()))
 
 
-def command(arguments: argparse.Namespace) -> str:
-    """The command line that writes the page again."""
-    return f"python benchmarks/slices.py --sweeps {arguments.sweeps}" + (
-        f" --out {arguments.out}" if arguments.out else ""
-    )
-
-
 def parse() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
+    parser.add_argument("--slices", type=int, nargs="+", default=COUNTS)
     parser.add_argument("--sweeps", type=int, default=400, help="after 25 of warm-up")
     parser.add_argument("--repeats", type=int, default=5, help="of a compiled run of 10 sweeps, the shortest counts")
     parser.add_argument("--out", metavar="FILE.md")
