@@ -36,6 +36,7 @@ def marginals(seed=0):
     return Marginals(latents(seed), jnp.asarray(rng.uniform(0.05, 2.0, size=(CLASSES, POINTS))))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("logit", [-84.0, -100.0])
 def test_counts_beyond_float32_end_as_a_failure(logit):
     """Where every logit is that low the rate is some e^-logit: the draw ends, and its sites say that it failed."""
@@ -296,6 +297,7 @@ def test_cavi_never_lowers_its_bound_on_ten_thousand_tasks(name, count):
     check_monotone(name, count, 1e-10)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("name", AUGMENTED)
 def test_the_bound_of_cavi_is_the_evidence_of_its_sites_and_a_constant_of_the_latents(name):
@@ -317,6 +319,7 @@ def test_the_bound_of_cavi_is_the_evidence_of_its_sites_and_a_constant_of_the_la
     np.testing.assert_allclose(whole, info.elbo[-1], atol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_log_prob_of_logistic_softmax_is_that_of_its_definition_with_its_derivatives():
     """Where logarithms are saved, in the far tails, at 0 where |g| has a kink, and among classes that exist."""

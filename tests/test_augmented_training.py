@@ -38,6 +38,7 @@ def test_unknown_changes_are_refused():
         resolve(RunConfig(settings={"trainer.augment": "x"}))
 
 
+@pytest.mark.long
 def test_without_changes_the_sampler_draws_the_plain_task(splits):
     config, key = configuration(splits), keys(3)[0]
     drawn = sampler(build_run(config, splits.image_shape))(splits.train, key)

@@ -206,6 +206,7 @@ def test_derivatives_of_log_z_in_closed_form(shared):
     np.testing.assert_allclose(along, (up - down) / 2e-4, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_derivatives_of_log_z_in_single_precision_and_batches():
     """At output scale 100 with a singular K, for two chains at once, against float64."""
     with jax.enable_x64(True):

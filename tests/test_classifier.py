@@ -161,6 +161,7 @@ def test_examples_and_labels_that_are_none_are_refused_in_one_line():
     np.testing.assert_array_equal(fitted.predict_proba(features), before)
 
 
+@pytest.mark.long
 def test_the_seed_is_a_number_a_generator_or_nothing():
     features, labels = clusters()
     model = FewShotClassifier(LAPLACE, draws=64, temperature=1.0)
@@ -293,6 +294,7 @@ def test_answers_say_what_is_kept():
 # Networks, pictures, runs
 
 
+@pytest.mark.long
 def test_labels_are_added_without_the_old_images(tiny_run, monkeypatch):
     images = np.random.default_rng(0).integers(0, 256, (9, 16, 16, 1)).astype(np.uint8)
     fitted = FewShotClassifier.from_run(tiny_run.path).fit(images[:6], list("aabbcc"))

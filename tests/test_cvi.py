@@ -96,6 +96,7 @@ def test_the_length_of_a_step_is_the_secant_within_its_limits():
     assert (beyond.shift == -1).all() and (beyond.precision == 0).all()
 
 
+@pytest.mark.long
 def test_the_residual_sees_both_halves_of_the_fixed_point():
     """(C3): alpha against the slope, and W against W^ in units of 1 / v; either alone calls unsettled sites settled."""
     zero, variance = jnp.zeros((2, 3)), jnp.full((2, 3), 4.0)

@@ -69,6 +69,7 @@ def test_the_projection_has_the_derivative_of_the_face_it_lies_on():
     np.testing.assert_allclose(jnp.sum(back * change[1]), jnp.sum(weights * forward), rtol=1e-6)
 
 
+@pytest.mark.long
 @double
 def test_precisions_are_as_wanted_where_none_is_negative_and_masked_ones_take_no_part():
     metric, b, w, real = cone(2)
@@ -137,6 +138,7 @@ def test_every_target_is_uphill_where_setting_precisions_to_0_one_by_one_is_not(
     assert last.code == Code.OK and last.clipped > 0 and abs(settled) < 1e-9
 
 
+@pytest.mark.long
 @double
 def test_no_sites_with_non_negative_precisions_are_better_than_those_it_settles_at():
     """L-BFGS from there, over the same nodes; and precisions are held at 0."""

@@ -79,12 +79,14 @@ def outcomes(shapes, tasks_per_shape):
     return codes, finite
 
 
+@pytest.mark.long
 def test_mirror_descent_settles_on_small_tasks():
     codes, finite = outcomes([(3, 2)], 24)
     assert finite
     assert codes == {"OK": 24}
 
 
+@pytest.mark.long
 def test_full_steps_never_settle_where_chosen_steps_do_and_those_never_lower_the_bound():
     """5-way 5-shot, cosine, output scale 100, where one of the chosen steps has to be refused."""
     rng, kernel = np.random.default_rng(0), KERNELS["cosine"]()

@@ -236,6 +236,7 @@ class ParsedPage(HTMLParser):
         self.inside = None
 
 
+@pytest.mark.long
 def test_an_episode_file_gives_the_same_table_again(flags, tmp_path, capfd):
     first, again = tmp_path / "first.json", tmp_path / "again.json"
     episodes = str(tmp_path / "episodes.npz")

@@ -83,6 +83,7 @@ def test_annealing_finds_what_quadrature_finds(name):
     assert found.error < 0.1 and abs(found.value - expected) < 4 * found.error
 
 
+@pytest.mark.long
 def test_annealing_is_unbiased_in_few_steps():
     """E exp(-(u - 2)^2) = exp(-4/3) / sqrt(3), u ~ N(0, 1); in one step the weight is that of the prior's draw."""
     count = 50_000

@@ -86,6 +86,7 @@ def normal_mean(function, mean, deviation):
     return value
 
 
+@pytest.mark.long
 @double
 def test_two_classes_equal_adaptive_quadrature_of_their_difference():
     """log(e^f + e^g) = g + log(1 + e^(f - g)), and f - g is normal."""
@@ -129,6 +130,7 @@ def frullani_mean(mean, variance):
     return value
 
 
+@pytest.mark.long
 @double
 def test_many_classes_equal_nested_quadrature():
     mean, variance = marginals_on(20, seed=1, variances=(1.0,))
@@ -136,6 +138,7 @@ def test_many_classes_equal_nested_quadrature():
     np.testing.assert_allclose(exact_mean(Marginals(mean, variance)), references, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_three_classes_equal_product_quadrature_with_both_derivatives():
     """Value, gradient E softmax and (1/2) E[p - p^2], second derivative E[diag p - p p^T]."""
@@ -149,6 +152,7 @@ def test_three_classes_equal_product_quadrature_with_both_derivatives():
     np.testing.assert_allclose(hessian, spread, atol=1e-7)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("classes", [2, 5])
 def test_derivatives_obey_the_heat_equation_and_shift_invariance(classes):
@@ -163,6 +167,7 @@ def test_derivatives_obey_the_heat_equation_and_shift_invariance(classes):
     np.testing.assert_allclose(shifted - 50.0, value, atol=1e-10)
 
 
+@pytest.mark.long
 @double
 def test_gradient_of_two_classes_is_the_expected_sigmoid():
     mean, variance = marginals_on(2, seed=4, variances=(0.3, 1.001, 16.0, 400.0))
@@ -181,6 +186,7 @@ def test_without_variance_it_is_log_sum_exp_and_softmax():
     np.testing.assert_allclose(gradient.mean, softmax(mean, axis=0), atol=1e-11)
 
 
+@pytest.mark.long
 def test_single_precision_is_near_double_precision():
     """Error of value and both gradients, the value's relative to the size of the logits."""
     marginals = marginals_on(5, seed=6, variances=(1e-6, 0.1, 0.99, 1.01, 30.0, 1000.0))
@@ -263,6 +269,7 @@ def estimates(draws, classes, dtype):
 ACCURACY = {24: 0.16, 64: 0.08, 256: 0.026}
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("draws", ACCURACY)
 def test_sampled_rule_is_unbiased_and_its_error_falls(draws):
@@ -276,6 +283,7 @@ def test_sampled_rule_is_unbiased_and_its_error_falls(draws):
     assert spread < ACCURACY[draws]
 
 
+@pytest.mark.long
 @double
 def test_expectation_of_any_function_under_a_product_rule():
     """Moments of a normal, whatever the shape of the function's result."""

@@ -245,6 +245,7 @@ def named_results(problem):
     return results | {"log_z": log_z, "query mean": predicted.mean, "query variance": predicted.variance}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", [1.0, 100.0])
 @pytest.mark.parametrize("kernel", ["cosine", "linear", "rbf"])
 def test_singular_kernels_in_single_precision(kernel, scale):

@@ -20,6 +20,7 @@ CLASSES, POINTS = 3, 9
 DRAWS = 4000
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("kernel", ["rbf", "linear"])  # without and with features
 @pytest.mark.parametrize("name", LIKELIHOODS)

@@ -48,6 +48,7 @@ def test_fourier_products_are_those_of_the_dense_matrix(shape):
     np.testing.assert_allclose(found, values @ np.asarray(dense), atol=1e-12)
 
 
+@pytest.mark.long
 @double
 def test_kronecker_products_are_those_of_the_dense_matrix_and_of_an_rbf_kernel():
     grid, kernel = grid_of(5, 4, 3), RBF()
@@ -142,6 +143,7 @@ def test_off_the_grid_solves_and_determinants_are_those_of_the_dense_matrix():
     assert abs(parts.mean() - exact) < 4 * error and error < 0.05 * abs(exact)
 
 
+@pytest.mark.long
 @double
 def test_lanczos_is_tridiagonal_and_ends_where_the_space_does():
     rng = np.random.default_rng(4)
@@ -155,6 +157,7 @@ def test_lanczos_is_tridiagonal_and_ends_where_the_space_does():
     np.testing.assert_allclose(np.linalg.eigvalsh(small), [1.0, 2.0, 5.0], rtol=1e-10)
 
 
+@pytest.mark.long
 def test_it_runs_in_single_precision():
     x, y, grid = (jnp.asarray(part, jnp.float32) if isinstance(part, jax.Array) else part for part in scattered())
     parameters, process = parameters_of(RBF(), x), GridProcess(RBF(), tolerance=1e-4, lanczos_steps=15)

@@ -171,6 +171,7 @@ def test_hypergradients_at_fixed_sites_do_not_change_after_more_steps():
     assert relative_error(settled, np.asarray(later)) < 1e-8
 
 
+@pytest.mark.long
 @double
 def test_unrolling_converges_to_the_same_hypergradient_and_stays_there():
     """Once a step moves nothing, the secant rule divides nothing by nothing; its derivative must not."""
@@ -292,6 +293,7 @@ def test_every_claim_of_an_exact_hypergradient(name, objective, hypergradient):
     assert error < 1e-6
 
 
+@pytest.mark.long
 @double
 def test_the_prior_mean_of_logistic_softmax_has_a_gradient_of_its_own():
     """What shifts all logits alike changes nothing for softmax, and does for logistic-softmax."""
@@ -300,6 +302,7 @@ def test_the_prior_mean_of_logistic_softmax_has_a_gradient_of_its_own():
     assert abs(objective_slope("elbo", "sites", 60)(THETA)[1][3]) < 1e-9
 
 
+@pytest.mark.long
 @double
 def test_an_implicit_hypergradient_short_of_the_fixed_point_or_with_clips_is_reported():
     """One full step on label regression arrives; what the step reports is then changed."""

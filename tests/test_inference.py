@@ -141,6 +141,7 @@ def test_gaussian_likelihood_gives_the_exact_gp(inference):
 # K4 and the optimum of the bound
 
 
+@pytest.mark.long
 @double
 @each_deterministic_cell
 def test_a_step_at_the_fixed_point_moves_nothing_and_the_bound_is_stationary(inference, likelihood):

@@ -71,6 +71,7 @@ def along(objective, parameters, step=1e-5):
     return float(exact), float((up - down) / (2 * step))
 
 
+@pytest.mark.long
 @double
 def test_the_gradient_is_that_of_finite_differences():
     learner = started(MAML(Smooth((3, 3, 1), rngs=nnx.Rngs(0)), way=WAY, inner_steps=3, inner_rate=0.4))
@@ -151,6 +152,7 @@ def test_the_gradient_through_conv4_is_that_of_plain_layers():
         np.testing.assert_allclose(block["norm"]["shift"], shift, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_one_inner_step_from_a_zero_head_is_known_in_closed_form():
     """The head moves by rate/N sum_n (e_y - 1/C) phi_n; the features stay."""
@@ -170,6 +172,7 @@ def real_batch(shape=(3, 3, 1), points=5, queries=4):
     return RealTask(*map(jnp.asarray, parts))
 
 
+@pytest.mark.long
 @double
 def test_real_labels_descend_the_squared_error():
     """From a zero head one step is rate 2/N sum_n y_n phi_n; the prediction has the learned variance."""

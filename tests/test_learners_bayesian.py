@@ -54,6 +54,7 @@ def test_the_stein_direction_is_a_step_of_numpyro():
     assert np.abs(after - before).max() > 0.1
 
 
+@pytest.mark.long
 @double
 def test_one_particle_is_maml():
     tasks, one = batch(SHAPE), particles_of(BayesianMAML, particles=1, **STEPS)
@@ -66,6 +67,7 @@ def test_one_particle_is_maml():
     assert value_of(particles_of(BayesianMAML, **STEPS), tasks) != pytest.approx(float(values[0]), rel=1e-3)
 
 
+@pytest.mark.long
 @double
 def test_the_gradient_of_bayesian_maml_is_that_of_finite_differences(monkeypatch):
     """With the width of the kernel fixed, as it is in derivatives."""
@@ -168,6 +170,7 @@ def test_the_divergence_of_weights_is_that_of_normals():
     assert float(divergence(prior, prior)) == 0
 
 
+@pytest.mark.long
 @double
 def test_weights_that_are_almost_certain_make_abml_maml():
     tasks = batch(SHAPE)
@@ -178,6 +181,7 @@ def test_weights_that_are_almost_certain_make_abml_maml():
     assert abs(value_of(abml(sd=0.3, kl_weight=0.0), tasks) - expected) > 1e-3
 
 
+@pytest.mark.long
 @double
 def test_the_gradient_of_abml_is_that_of_finite_differences():
     exact, differences = along(*objective_of(abml(sd=0.3, kl_weight=0.5, draws=2), batch(SHAPE)))

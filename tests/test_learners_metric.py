@@ -45,6 +45,7 @@ def test_prototypes_are_a_linear_classifier():
     np.testing.assert_allclose(probabilities(Prototypical(PIXELS, way=CLASSES), x, y, query), expected, rtol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_the_loss_of_prototypes_is_the_cross_entropy_of_the_queries():
     (x, y, query), labels = points(), np.array([0, 2, 1, 1], np.int32)
@@ -67,6 +68,7 @@ def test_nearest_mean_is_a_softmax_of_cosines():
     np.testing.assert_allclose(found, softmax(7 * cosines), rtol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_matching_attends_to_every_labelled_image(monkeypatch):
     monkeypatch.setattr(Matching, "sharpness", 3.0)  # at 100 one image takes nearly all

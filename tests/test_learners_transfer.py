@@ -29,6 +29,7 @@ def transfer(**settings):
     return FeatureTransfer(PIXELS, classes=TRAINING_CLASSES, rngs=nnx.Rngs(0), **settings)
 
 
+@pytest.mark.long
 @double
 def test_a_head_that_has_converged_is_logistic_regression():
     """All points in one batch: the mean of -log p + decay/2 |w|^2, bias included, has C = 1 / (N decay)."""

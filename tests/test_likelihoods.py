@@ -170,6 +170,7 @@ def test_expected_log_prob_is_that_of_quadrature(likelihood, masked):
     np.testing.assert_allclose(expected(likelihood, labels, marginals, points, classes), reference, atol=1e-8)
 
 
+@pytest.mark.long
 @double
 def test_expected_log_prob_over_given_nodes_is_their_mean(likelihood):
     """Few nodes, so that the deterministic formula would not do; a closed form may ignore them."""

@@ -74,6 +74,7 @@ def test_derivatives_are_those_of_factors_of_size_n():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9), found, expected)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize(
     "inference",

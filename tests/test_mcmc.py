@@ -107,6 +107,7 @@ def test_refusals():
         run(EllipticalSliceKernel(task.prior, OneVsEach(), task.y), init_params=jnp.zeros((2, 3, 5)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("slices, correlation", [(1, 0.8), (4, 0.3)])
 def test_slices_leave_the_posterior_invariant(slices, correlation):
     """Prior N(0, 1), likelihood exp(-(u - 2)^2): exact draws of the posterior N(4/3, 1/3) before and after."""

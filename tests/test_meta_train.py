@@ -178,6 +178,7 @@ def test_another_likelihood_and_objective_train_too(tiny_data, tmp_path):
     assert result["failures"] == {}
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny_data, tmp_path, capfd):
     settings = tiny_omniglot.SETTINGS | {"trainer.kernel_learning_rate": 1000.0}
     cheap = {"backbone": "mlp", "likelihood": "gaussian"}  # whose programs another test has compiled

@@ -111,6 +111,7 @@ def test_cnp_by_hand(points):
     np.testing.assert_allclose(found[1], norm.logpdf(0.3, outputs[:, 0], deviation), rtol=1e-10)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("number", range(3))
 def test_order_padding_and_other_queries_change_nothing(number):

@@ -46,6 +46,7 @@ def test_densities_and_their_gradients_are_those_of_sums_of_logarithms(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14), ours, theirs)
 
 
+@pytest.mark.long
 def test_a_density_far_from_the_others_keeps_its_relative_accuracy_in_single_precision():
     f = jnp.array([[0.0], [12.0], [-15.0], [16.0]], jnp.float32)
     point = Marginals(f, jnp.zeros_like(f))

@@ -140,6 +140,7 @@ def learner():
     return GaussianProcess(deep_kernel, LabelRegression(), exact)
 
 
+@pytest.mark.long
 def test_a_block_of_episodes_is_solved_one_by_one_and_others_are_found(block):
     features, episodes = block
     inside, outside, codes = score_open(learner(), features, episodes)

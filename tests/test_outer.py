@@ -177,6 +177,7 @@ def prior_scale(name, kernel="cosine-bn"):
     return float(KERNELS[kernel]().priors()[name].scale)
 
 
+@pytest.mark.long
 def test_two_tasks_a_step_give_the_mean_of_their_losses_and_gradients(single, pair):
     alone = {name: single.step(single.start(), 0, name) for name in ("A", "B")}
     both = {name: pair.step(pair.start(), 0, name) for name in ("A", "B")}
@@ -287,6 +288,7 @@ def test_a_likelihood_without_parameters_comes_back_itself(single):
     assert single.trainer.module(single.start()).likelihood is LIKELIHOOD
 
 
+@pytest.mark.long
 def test_the_predictive_objective_is_the_log_probability_of_the_queries_labels():
     """Against (R5) by NumPy, for exact inference from the support; queries do not inform each other."""
     likelihood, points = LabelRegression(0.3), np.random.default_rng(0).normal(size=(POINTS, 2))

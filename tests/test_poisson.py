@@ -40,6 +40,7 @@ def test_counts_follow_the_distribution_in_double_precision(rate):
     check(drawn(rate, jnp.float64), rate)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [1e3, 9e3, 1.1e4, 1e5, 9e5, 1e7])
 def test_counts_of_large_rates_have_their_moments_in_single_precision(rate):
     """JAX's own have a variance of .954 of the rate at 9e5. The mean of so many shows counts that are one too high."""
@@ -62,6 +63,7 @@ def test_the_distribution_of_large_counts_is_as_close_as_is_said():
     assert np.abs(norm.cdf(excess / rate**0.5) - poisson.cdf(k, rate)).max() > 6e-4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rate", [INVERTED, 14.86, 25.0, 300.0, COUNTED])
 @double
 def test_the_hat_of_the_rejection_is_nowhere_too_low_and_seldom_too_high(rate):
@@ -106,6 +108,7 @@ def test_a_count_depends_on_its_own_rate_and_key_alone():
     assert (alone[:, 0] == 0).all() and len({tuple(row) for row in alone}) == 3
 
 
+@pytest.mark.long
 def test_entries_are_independent_and_odd_rates_are_told():
     counts = drawn(30.0)
     assert abs(np.corrcoef(counts[:-1], counts[1:])[0, 1]) < 5 / np.sqrt(SIZE)

@@ -155,6 +155,7 @@ def test_derivatives_at_zero_tilt():
 # Density
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("b", [0.2, 0.5, 1, 1.5, 3, 8, 20])
 def test_log_density_equals_the_series(b):
     """float32 and float64, from far below the mean to 6 standard deviations above."""
@@ -458,6 +459,7 @@ def test_distribution_is_a_tree():
     np.testing.assert_array_equal(again.sample(key), sample_polya_gamma(key, distribution.b, distribution.z))
 
 
+@pytest.mark.long
 def test_transformations_give_the_same_draws():
     """vmap over keys and tilts, and scan, repeat the plain calls: no draw depends on what is drawn beside it."""
     keys = jax.random.split(jax.random.key(7), 6)

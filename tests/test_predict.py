@@ -67,6 +67,7 @@ def unequal(task):
     return task.x_support[keep], np.array(["ash", "birch", "cedar", "elm"])[task.y_support[keep]]
 
 
+@pytest.mark.long
 def test_any_labels_counts_and_numbers_of_queries(classifier, task, unequal):
     images, labels = unequal
     result = classifier.fit(images, labels)
@@ -89,6 +90,7 @@ def test_queries_of_other_numbers_compile_nothing(classifier, task, unequal):
     assert traced._cache_size() == compiled
 
 
+@pytest.mark.long
 def test_other_ways_and_shots_share_programs(classifier, task):
     """Padded to buckets: ways 2 to 4 with up to 3 shots need two programs to fit and two to predict."""
     before = traced._cache_size()
@@ -130,6 +132,7 @@ def test_a_padded_task_gives_the_probabilities_of_the_task_itself():
     np.testing.assert_allclose(flatter, np.sqrt(got) / np.sqrt(got).sum(1, keepdims=True), rtol=1e-9)
 
 
+@pytest.mark.long
 def test_a_task_learns_its_own_temperature(classifier, task, unequal):
     """From the class that has four images; with one of each there is nothing to learn from."""
     images, labels = unequal

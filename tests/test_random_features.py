@@ -27,6 +27,7 @@ def errors(base, features, seeds):
     return np.asarray(jnp.stack(grams) - exact)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("base", BASES, ids=["rbf", "matern52", "rbf-norm"])
 def test_the_kernel_is_that_of_the_base_on_average_with_errors_of_order_one_over_root_m(base):
     sizes, seeds = [32, 256, 2048], 16
@@ -60,6 +61,7 @@ def test_the_root_is_one_and_regression_on_it_is_the_process():
     np.testing.assert_allclose(inducing.titsias_bound(seen, y, noise), exact.log_evidence, rtol=1e-9)
 
 
+@pytest.mark.long
 def test_features_are_those_of_their_seed_and_learn_their_length():
     x = inputs(4)
     one, again, other = (RandomFourier(RBF(), 8, seed).feature_map(HYPER, x) for seed in (0, 0, 1))

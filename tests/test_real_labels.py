@@ -45,6 +45,7 @@ def gaussian_process(noise=0.05, inputs=2, **starts):
     return GaussianProcess(kernel, Normal(noise), exact)
 
 
+@pytest.mark.long
 @double
 def test_the_learner_is_scikit_learns_regressor():
     rng = np.random.default_rng(0)
@@ -66,6 +67,7 @@ def test_the_learner_is_scikit_learns_regressor():
     assert outcome.points == 12
 
 
+@pytest.mark.long
 def test_padding_and_a_failed_task():
     x, y = np.linspace(-1, 1, 6)[:, None], np.linspace(0, 2, 6) ** 2
     learner, new = gaussian_process(inputs=1), jnp.asarray([[0.3], [2.0]])
@@ -121,6 +123,7 @@ THEIRS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", Covariance)
 def test_curves_of_a_process_have_its_covariance(kind):
     """It is scikit-learn's. With R its root, R^-1 y is white: its squares have mean 1, within 5 errors."""
@@ -153,6 +156,7 @@ def test_no_prediction_is_better_than_the_process_itself():
     assert both[0] <= both[1] < both[0] + 0.05
 
 
+@pytest.mark.long
 def test_tables_are_one_task():
     splits = load_curves("uci:energy")
     assert splits.image_shape == (1, 1, 8) and splits.train.largest + len(splits.validation.x_query) == 692
@@ -221,6 +225,7 @@ def _interrupted_after(step, config):
         loop.Training._agreed = before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words, message",
     [

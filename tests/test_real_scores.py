@@ -29,6 +29,7 @@ def distributions():
     yield "mixture", mixture(), lambda t: sum(p * stats.norm.cdf(t, m, s) for p, m, s in parts)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["normal", "student-t", "mixture"])
 @double
 def test_crps_and_quantiles_are_those_of_the_distribution_function(name):
@@ -59,6 +60,7 @@ def scores(episodes=400, queries=20, deviation=1.0, shift=0.0):
     return RealScores(np.asarray(y), host, np.zeros(episodes, int), 0.0)
 
 
+@pytest.mark.long
 def test_a_true_prediction_has_the_scores_of_theory():
     found = scores().summary()
     expected = {"nll": 0.5 * np.log(2 * np.pi * np.e), "rmse": 1.0, "crps": 1 / np.sqrt(np.pi)}

@@ -36,6 +36,7 @@ def peer(name, size):
     return kernels.ConstantKernel(SCALE) * base
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name, kernel", [("rbf", RBF()), ("matern52", Matern52())])
 @double
 def test_exact_regression_is_that_of_scikit_learn(name, kernel):

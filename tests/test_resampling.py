@@ -41,6 +41,7 @@ def test_certain_predictions_come_true():
     assert all((drawn == labels).all() for drawn in redraw(np.random.default_rng(0), np.eye(3)[labels], 0.3, 20))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("correlation, independent", [(0.0, 300 * 20), (1.0, 300)])
 def test_floor_of_one_confidence_is_that_of_a_binomial(correlation, independent):
     # One bin: ECE = |share right - c|. Queries that succeed together count as one query per episode.
@@ -54,6 +55,7 @@ def test_floor_of_one_confidence_is_that_of_a_binomial(correlation, independent)
     assert abs(found["ece_debiased"].mean) < 0.3 * sd
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sharing", [0.0, 0.3])
 def test_floor_is_the_mean_error_of_repeated_calibrated_experiments(sharing):
     rng = np.random.default_rng(1)

@@ -15,6 +15,7 @@ def rows(tiny_run, tiny_data):
     return robustness.measure([tiny_run.path], tiny_data, corruptions=corruptions, episodes=EPISODES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("corruption", [None, "gaussian-noise", "contrast"])
 def test_scores_are_those_of_evaluate(corruption, rows, tiny_run, tiny_data):
     asked = corruption and f"{corruption}:{robustness.SEVERITY}"

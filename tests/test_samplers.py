@@ -381,6 +381,7 @@ def autoregression(correlation, chains=20):
     )
 
 
+@pytest.mark.long
 def test_a_sampler_that_has_not_mixed_is_reported_and_one_that_has_is_not():
     task = problem(0, points=4)
 

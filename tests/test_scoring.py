@@ -56,6 +56,7 @@ def test_features_do_not_depend_on_the_chunk(model, splits):
     np.testing.assert_allclose(model.deep_kernel.features(images), whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_scores_do_not_depend_on_the_block_nor_on_later_episodes(model, splits, episodes):
     features = embed(model, splits.test)
     whole = score(model, features, episodes, block=7)
@@ -83,6 +84,7 @@ def test_a_score_is_inference_and_prediction_on_the_episode(model, splits, episo
     assert (scores.labels[4] == indices.y_query).all()
 
 
+@pytest.mark.long
 def test_a_latent_temperature_divides_the_latents(model, splits, episodes):
     features = embed(model, splits.test)
     whole = score(model, features, episodes, block=3)
@@ -180,6 +182,7 @@ def test_the_temperature_is_fitted_on_training_classes_only(run, splits):
     assert episodes.shape == (3, 1, 15) and len(episodes.keys) == 12
 
 
+@pytest.mark.long
 def test_the_temperature_of_training_classes_is_raised_for_new_ones(run, model, splits):
     """Not where the classes that it is fitted on were held out of training: those are new."""
     known, episodes = calibration_episodes(run.config, splits.train, 3, 1)

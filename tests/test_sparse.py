@@ -107,6 +107,7 @@ def test_batches_are_unbiased_in_bound_gradient_and_step():
     assert abs(batches[0][1][0] - whole[1][0]) > 1.0
 
 
+@pytest.mark.long
 @double
 def test_the_gradient_at_the_optimal_sites_is_that_of_titsias():
     x, y, parameters = problem(7)

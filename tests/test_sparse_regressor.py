@@ -76,6 +76,7 @@ def test_sums_over_blocks_are_the_bound_of_all_rows(monkeypatch, fitc):
         np.testing.assert_allclose(ours, theirs, atol=1e-8)
 
 
+@pytest.mark.long
 @double
 def test_features_are_regression_on_their_own_kernel():
     x, y = problem(30)

@@ -137,6 +137,7 @@ def test_exact_inference_is_that_of_the_joint_density():
     np.testing.assert_allclose(found.factor, found.scale.mean())
 
 
+@pytest.mark.long
 @double
 def test_exact_inference_tends_to_the_gaussian_process():
     prior, y, query, _ = process(6)
@@ -185,6 +186,7 @@ def rings(count, dof, nodes=400):
     return jnp.asarray(points.reshape(-1, count)), np.repeat(mass / len(directions), len(directions))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dof", [2.5, 6.0, 40.0])
 @double

@@ -114,6 +114,7 @@ def test_what_cavi_loses_is_its_distance_from_the_posterior_and_no_factorised_q_
     assert max(bests) <= best_bound(precision) + 1e-9 and max(bests) > best_bound(precision) - 1e-2
 
 
+@pytest.mark.long
 @double
 def test_the_bound_of_cavi_is_the_average_of_log_joint_over_q():
     """E_q[log p(y, f, r) - log q(f) - log q(r)] by draws of q, with q(f) drawn from its whole covariance."""
@@ -151,6 +152,7 @@ def test_the_kl_of_two_scales_is_its_integral():
     np.testing.assert_allclose(student_t_scale.scale_kl(q, p), scipy.integrate.quad(integrand, 0, np.inf)[0], rtol=1e-7)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kernel", [RBF(), Linear()])
 @double
 def test_gibbs_draws_the_exact_posterior(kernel):

@@ -46,6 +46,7 @@ def turned():
     return make_dataset(*counting_images(np.full(CLASSES, 8)), rotations=4)
 
 
+@pytest.mark.long
 def test_a_task_is_class_major_with_the_fields_dtypes_and_shapes_of_the_design(equal):
     task = sample_task(jax.random.key(0), equal, way=5, shot=2, query=3)
     assert type(task) is Task
@@ -92,6 +93,7 @@ def test_the_same_key_gives_the_same_task_and_another_key_another(equal):
     assert (one.x_query != other.x_query).any()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["equal", "unequal", "turned"])
 def test_positions_index_the_flat_images(name, request):
     dataset = request.getfixturevalue(name)

@@ -210,6 +210,7 @@ def test_the_cache_holds_what_the_code_draws(splits, classes):
             np.testing.assert_array_equal(images_of(splits, split)[k], glyphs.draw_class(members[k]))
 
 
+@pytest.mark.long
 def test_another_process_draws_the_same():
     program = (
         "import hashlib, sys; from tasks.glyphs import GlyphClass, draw_class; from tasks.glyph_rendering import FACES;"
@@ -271,6 +272,7 @@ def test_unknown_data_sets_are_refused_with_the_known_ones(name):
         load(name)
 
 
+@pytest.mark.long
 def test_importing_tasks_loads_no_drawing_library():
     program = "import sys, tasks; print({'matplotlib', 'PIL', 'fontTools'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True, capture_output=True, text=True)

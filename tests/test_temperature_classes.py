@@ -64,6 +64,7 @@ def test_steps_are_taken_on_one_part_and_the_temperature_is_fitted_on_the_other(
     assert int(jax.numpy.max(episodes.indices.x_query)) < len(known.images)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["none", "handwriting"])
 def test_the_temperature_is_fitted_on_images_changed_as_those_of_training_are(splits, name):
     chosen = with_queries(config(**{"trainer.augment": name}), splits)
