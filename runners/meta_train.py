@@ -22,6 +22,7 @@ from fewshot.training import optimisation, processes, run_directory
 from fewshot.training.class_problem import load_class_problem
 from fewshot.training.configuration import RunConfig, data_of, resolve
 from fewshot.training.curve_problem import load_curve_problem
+from fewshot.training.events import EventFile, Rows, event_modules, no_events
 from fewshot.training.interruption import stoppable
 from fewshot.training.loop import Training
 from fewshot.training.problem import Problem, Tested
@@ -45,6 +46,8 @@ def main(config: RunConfig) -> Trained:
     Raises ConfigError, DataError, RunError or CheckpointError, each with one line.
     """
     config = resolve(config)
+    if config.tensorboard:
+        event_modules()  # an extra that is missing is said before anything is made
     path = Path(config.run_dir or "")
     if not config.resume:
         run_directory.check_new(path)
@@ -65,8 +68,10 @@ def _train(config: RunConfig, problem: Problem, directory: RunDirectory) -> Trai
     if run.learner.traits.trains_on is TrainsOn.NOTHING:
         _export_untrained(run, problem, directory)
     else:
-        training = _training(run, problem, directory)
-        stopped_by = training.run()
+        watched = config.tensorboard and directory.writes
+        with EventFile(path, config.resume) if watched else contextlib.nullcontext(no_events) as events:
+            training = _training(run, problem, directory, events)
+            stopped_by = training.run()
         if stopped_by is not None:
             name = signal.Signals(stopped_by).name
             print(f"stopped by {name} after step {training.step:,}; go on with --resume --run-dir {path}")
@@ -96,7 +101,7 @@ def _open(config: RunConfig, path: Path, problem: Problem) -> RunDirectory:
     return directory
 
 
-def _training(run: Run, problem: Problem, directory: RunDirectory) -> Training:
+def _training(run: Run, problem: Problem, directory: RunDirectory, events: Rows = no_events) -> Training:
     config = run.config
     return Training(
         run,
@@ -106,6 +111,7 @@ def _training(run: Run, problem: Problem, directory: RunDirectory) -> Training:
         calibrate=problem.calibration(config),
         progress=Progress(config.steps * config.tasks_per_step),
         selection=problem.selection,
+        events=events,
     )
 
 

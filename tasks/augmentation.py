@@ -7,7 +7,7 @@ Letters: N images, H x W pixels, Ch channels.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -57,11 +57,13 @@ class Augmentation:
         return any((self.rotation, self.scale, self.stretch, self.shear, self.shift, self.flip, self.crop < 1))
 
 
+_GEOMETRY = Augmentation(rotation=15.0, scale=0.25, stretch=0.15, shear=0.4, shift=0.07)
+_STROKES = Augmentation(stroke=(0.0, 3.0), brightness=0.3)
 AUGMENTATIONS = {
     "none": Augmentation(),
-    "handwriting": Augmentation(
-        rotation=15.0, scale=0.25, stretch=0.15, shear=0.4, shift=0.07, stroke=(0.0, 3.0), brightness=0.3
-    ),
+    "geometry": _GEOMETRY,  # the two parts of handwriting
+    "strokes": _STROKES,
+    "handwriting": replace(_GEOMETRY, stroke=_STROKES.stroke, brightness=_STROKES.brightness),
     "photographs": Augmentation(crop=0.7, flip=True, brightness=0.4, contrast=0.4, saturation=0.4, repeat_border=True),
 }
 

@@ -24,7 +24,7 @@ def test_every_dependency_is_pinned_within_its_bounds():
     held = pinned()
     for requirement in wanted:
         name, least = re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", requirement).groups()
-        assert number(held[name]) >= number(least), requirement
+        assert number(held[name.lower()]) >= number(least), requirement
 
 
 def test_nothing_that_installed_packages_need_is_left_out():

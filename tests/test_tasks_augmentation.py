@@ -141,7 +141,7 @@ def test_colours_change_by_their_factors(images):
     np.testing.assert_allclose(grey, np.tile(pixels.mean(3, keepdims=True), 3), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["handwriting", "photographs"])
+@pytest.mark.parametrize("name", ["geometry", "strokes", "handwriting", "photographs"])
 def test_an_image_depends_on_its_position_alone(images, name):
     key = jax.random.key(3)
     together = np.asarray(augmented(key, images, AUGMENTATIONS[name]))

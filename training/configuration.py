@@ -51,7 +51,7 @@ FIELDS = [*WHOLE, *REGISTRIES]  # that may have been chosen automatically
 LARGEST_IMAGE = 1 << 20  # numbers of an image
 SPLITS = {"train", "validation", "test"}
 # Where a run lives and how it is started are no part of what it computes.
-NOT_STORED = {"run_dir", "resume", "data_root", "coordinator", "processes", "process_id"}
+NOT_STORED = {"run_dir", "resume", "tensorboard", "data_root", "coordinator", "processes", "process_id"}
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,7 @@ class RunConfig:
     seed: int = 0
     run_dir: str | None = None
     resume: bool = False
+    tensorboard: bool = False
     data_root: str | None = None
     coordinator: str | None = None
     processes: int | None = None

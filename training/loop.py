@@ -22,6 +22,7 @@ from fewshot.inference.outer.svi import Trainer
 from fewshot.learners import Learner
 from fewshot.training import checkpoint, processes
 from fewshot.training.configuration import RunConfig
+from fewshot.training.events import Rows, no_events
 from fewshot.training.interruption import Interrupted, Stopped, noticed
 from fewshot.training.log import columns, steps_of, summary, table
 from fewshot.training.problem import Scored, Selection
@@ -40,7 +41,7 @@ _AGREE_EVERY = 10  # dispatches, where several processes must hear of a signal t
 class Training:
     """The loop of a run. `validate` scores a learner on fixed validation episodes, `calibrate` fits its temperature.
 
-    selection: by which of those scores the best weights are chosen.
+    selection: by which of those scores the best weights are chosen. events: takes every row of metrics, too.
     """
 
     start: Run
@@ -50,6 +51,7 @@ class Training:
     calibrate: Callable[[Learner], float]
     progress: Progress
     selection: Selection
+    events: Rows = no_events
     state: PyTree = None
     step: int = 0
     best: float = -math.inf
@@ -261,6 +263,7 @@ class Training:
         self.failures += int(values.get("failures", 0))
         self.window = []
         self.directory.append_metrics(self.step, values)
+        self.events(self.step, values)
         self._show(values)
 
     def _validate(self, run: Run) -> dict[str, float | int]:

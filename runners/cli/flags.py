@@ -151,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         "--config", metavar="FILE", help="repeat the run of this config.json or folder, with the flags given changed"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint of the run folder")
+    parser.add_argument("--tensorboard", action="store_true", help="also write the metrics for TensorBoard")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     several = parser.add_argument_group("several processes", "start the same command line in each, numbered from 0")
     several.add_argument(
