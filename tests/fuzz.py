@@ -77,6 +77,7 @@ def main(words=None):
         rows.append((name, tried, found, time.perf_counter() - begun))
         for kind, described in found[:SHOWN]:
             print(f"{kind}: {described}")
+        print(f"{name}: {tried:,} tried, {len(found)} faults", flush=True)
     print(table(rows))
     return int(any(found for _, _, found, _ in rows))
 

@@ -156,6 +156,14 @@ def test_a_slice_that_is_nowhere_leaves_the_chain_where_it_is():
     assert value == 0.0 and tries == 200
 
 
+def test_a_chain_whose_value_is_not_a_number_stays_and_costs_nothing():
+    """Under vmap the others would wait for all tries of all its slices."""
+    u = jnp.asarray([1.0, 2.0])
+    moved, value, tries = elliptical_slice(jax.random.key(0), u, jnp.asarray(jnp.nan), jnp.sum, count=40)
+    np.testing.assert_array_equal(moved, u)
+    assert jnp.isnan(value) and tries == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler, kernel", [("slice", "rbf"), ("nuts", "linear")])
 def test_references_reach_the_exact_posterior_of_label_regression(sampler, kernel):

@@ -35,9 +35,9 @@ def elliptical_slice(
 
     With nu ~ N(0, I) the ellipse u cos(t) + nu sin(t) is invariant under the prior, so on it the target is the
     likelihood alone: slice it at a uniform height, draw t uniformly, and shrink the bracket around t = 0, where the
-    chain is, until a point lies on the slice (Murray, Adams & MacKay 2010). After MOST_TRIES the chain stays. `draw` is
-    for a prior N(0, K) in place of N(0, I). A chain goes on to its next slice at once: under vmap chains wait for one
-    another at the end only, not at every slice.
+    chain is, until a point lies on the slice (Murray, Adams & MacKay 2010). After MOST_TRIES the chain stays, and so
+    does one whose value is NaN. `draw` is for a prior N(0, K) in place of N(0, I). A chain goes on to its next slice at
+    once: under vmap chains wait for one another at the end only, not at every slice.
     """
     normal_key, height_key, angle_key, shrink_key = jax.random.split(key, 4)
     fresh = (lambda one: jax.random.normal(one, u.shape, u.dtype)) if draw is None else draw
@@ -70,6 +70,7 @@ def elliptical_slice(
         )
 
     zero = jnp.asarray(0)
-    start = _Slice(u, value, zero, angles[0], angles[0] - 2 * jnp.pi, angles[0], zero, zero)
+    begun = jnp.where(jnp.isnan(value), count, zero)  # on no slice: such a chain stays, and none waits for it
+    start = _Slice(u, value, begun, angles[0], angles[0] - 2 * jnp.pi, angles[0], zero, zero)
     end = jax.lax.while_loop(unfinished, once, start)
     return end.u, end.value, end.all_tries
