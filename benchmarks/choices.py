@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import json
 import shlex
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -86,10 +85,11 @@ def measured(arguments: argparse.Namespace, splits: Splits) -> dict[str, object]
 
 
 def asked_words(arguments: argparse.Namespace) -> list[str]:
-    """The command line without what says where files are."""
+    """The command line without the folders of this machine: records are to be repeated elsewhere."""
     words = [arguments.name, *map(str, arguments.values), "--dataset", arguments.dataset]
     for name in ("way", "shot", "episodes", "test_episodes", "seeds"):
         words += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
+    words += ["--out", "DIR"]
     return words + (["--set", *(f"{name}={value}" for name, value in arguments.set)] if arguments.set else [])
 
 
@@ -135,9 +135,15 @@ def configuration(arguments: argparse.Namespace, value: object, seed: int) -> Ru
 
 
 def digest(config: RunConfig) -> str:
-    """Ten letters: the same for the same computation, whichever of its values were chosen automatically."""
+    """Ten letters: the same for the same computation, whichever of its values were chosen automatically, 3 as 3.0."""
     stored = {name: value for name, value in config.to_json().items() if name not in ("chosen", "seed")}
+    stored["settings"] = {name: _plain(value) for name, value in stored["settings"].items()}
     return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _plain(value: object) -> object:
+    """A number as a float; truth values are not numbers here."""
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def validation_episodes(dataset: Dataset, shape: Shape, count: int) -> Any:
@@ -216,7 +222,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="*", type=pair, default=[], metavar="NAME=VALUE", help="the same for all runs")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     parser.add_argument("--out", required=True, metavar="DIR", help="for the record, its page and run folders")
-    return parser.parse_args(words if words is not None else sys.argv[1:])
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":

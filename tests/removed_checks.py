@@ -21,89 +21,72 @@ LEFT_BEHIND = shutil.ignore_patterns(".*", "runs", "site", "*.egg-info", "__pyca
 
 
 class Check(NamedTuple):
-    """A condition, by its only place in a file, what takes its place, and the test files that should notice."""
+    """A condition, by its only place in a file, the test files that should notice, and what takes its place."""
 
     file: str
     condition: str
-    without: str
     tests: str
+    without: str = "if False:"
 
 
 CHECKS = [
-    Check(
-        "training/weights.py",
-        "if kind not in DTYPES:",
-        "if False:",
-        "foreign_runs saved_classifiers",
-    ),
-    Check("tasks/arrays.py", "if member.file_size > most:", "if False:", "tasks_files"),
-    Check(
-        "tasks/arrays.py",
-        "if length > LONGEST_HEADER or not _HEADER.fullmatch(text):",
-        "if False:",
-        "tasks_files fuzz_files",
-    ),
+    Check("training/weights.py", "if kind not in DTYPES:", "foreign_runs saved_classifiers"),
+    Check("tasks/arrays.py", "if member.file_size > most:", "tasks_files"),
+    Check("tasks/arrays.py", "if length > LONGEST_HEADER or not _HEADER.fullmatch(text):", "tasks_files fuzz_files"),
     Check(
         "tasks/arrays.py",
         'if labels.dtype.kind == "f" and not np.isfinite(labels).all():',
-        "if False:",
         "tasks_photographs tasks_files",
     ),
-    Check("tasks/files.py", "if count > (archive.megabytes + 1) * MEGABYTE:", "if False:", "tasks_files"),
-    Check("tasks/files.py", 'if not url.lower().startswith("https://"):', "if False:", "tasks_files"),
-    Check("tasks/files.py", "if found != archive.sha256:", "if False:", "tasks_files"),
+    Check("tasks/files.py", "if count > (archive.megabytes + 1) * MEGABYTE:", "tasks_files"),
+    Check("tasks/files.py", 'if not url.lower().startswith("https://"):', "tasks_files"),
+    Check("tasks/files.py", "if found != archive.sha256:", "tasks_files"),
     Check(
-        "tasks/images.py", "if not (low >= 0 and high <= 1):", "if low < 0 or high > 1:", "tasks_photographs predict"
+        "tasks/images.py", "if not (low >= 0 and high <= 1):", "tasks_photographs predict", "if low < 0 or high > 1:"
     ),
     Check(
         "tasks/images.py",
         "if isinstance(content, Path) and content.exists() and not content.is_file():",
-        "if False:",
         "tasks_photographs tasks_files",
     ),
-    Check("tasks/embeddings.py", "if not np.isfinite(features).all():", "if False:", "tasks_files refusals encode"),
-    Check("evaluation/episode_lists.py", "if last >= stored:", "if False:", "episode_lists fuzz_files"),
-    Check("evaluation/episode_lists.py", "if listed.checksum != checksum(dataset):", "if False:", "episode_lists"),
-    Check(
-        "evaluation/prediction_files.py", "if (ratios.max(-1) != 0).any():", "if False:", "prediction_files fuzz_files"
-    ),
-    Check("training/run.py", "if array.dtype.kind != kinds[name]:", "if False:", "foreign_runs run_directory"),
+    Check("tasks/embeddings.py", "if not np.isfinite(features).all():", "tasks_files refusals encode"),
+    Check("evaluation/episode_lists.py", "if last >= stored:", "episode_lists fuzz_files"),
+    Check("evaluation/episode_lists.py", "if listed.checksum != checksum(dataset):", "episode_lists"),
+    Check("evaluation/prediction_files.py", "if (ratios.max(-1) != 0).any():", "prediction_files fuzz_files"),
+    Check("training/run.py", "if array.dtype.kind != kinds[name]:", "foreign_runs run_directory"),
     Check(
         "training/run_directory.py",
         "if not isinstance(record, dict) or type(step) is not int or not 0 <= step < LARGEST_STEP:",
-        "if not isinstance(record, dict) or step is None:",
         "foreign_runs run_directory",
+        "if not isinstance(record, dict) or step is None:",
     ),
-    Check("training/run_directory.py", "if size > MOST_BYTES:", "if False:", "foreign_runs run_directory"),
+    Check("training/run_directory.py", "if size > MOST_BYTES:", "foreign_runs run_directory"),
     Check(
         "training/checkpoint.py",
         "if finite and jnp.issubdtype(array.dtype, jnp.inexact) and not np.isfinite(np.asarray(array)).all():",
-        "if False:",
         "checkpoint foreign_runs",
     ),
     Check(
         "training/checkpoint.py",
         "if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):",
-        "if False:",
         "checkpoint foreign_runs",
     ),
     Check(
         "training/overrides.py",
         "if not (least <= value <= largest and -1e308 < value < 1e308):",
-        "if False:",
         "refusals configuration",
     ),
     Check(
         "training/configuration.py",
         "good = type(value) is int and least <= value <= largest",
-        "good = isinstance(value, int)",
         "foreign_runs configuration",
+        "good = isinstance(value, int)",
     ),
     Check(
         "evaluation/text.py",
         'return f"\'{cell}" if cell.startswith(FORMULA) and not _is_number(cell) else cell',
-        "return cell",
         "predictions predict",
+        "return cell",
     ),
 ]
 

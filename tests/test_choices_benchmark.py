@@ -51,6 +51,7 @@ def test_a_run_has_one_name_whether_its_values_were_given_or_chosen(choices):
         return choices.digest(resolve(choices.configuration(arguments, arguments.values[0], 0)))
 
     assert named("inner_steps", "10") == named("inference", "cvi") == named("kernel.prior_scale", "30.0")
+    assert named("kernel.prior_scale", "30") == named("kernel.prior_scale", "30.0")
     others = [named("inner_steps", "3"), named("inference", "laplace"), named("inference.rho", "0.5")]
     others += [named("inference", "cvi", "--set", "likelihood=one-vs-each"), named("inference", "cvi", "--shot", "5")]
     assert len({named("inner_steps", "10"), *others}) == 6
@@ -60,7 +61,7 @@ def test_names_of_records_tell_questions_apart(choices):
     besides = ["likelihood=one-vs-each", "trainer.log_every=2", "backbone.width=4"]
     arguments = choices.parse(["inference", "cvi", "--set", *besides, "--out", "out"])
     assert choices.record_name(arguments) == "omniglot-inference-one-vs-each-width4"
-    assert choices.asked_words(arguments)[-4:] == ["--set", *besides]
+    assert choices.asked_words(arguments)[-6:] == ["--out", "DIR", "--set", *besides]
     assert choices.record_name(choices.parse(["kernel.prior_scale", "3", "--out", "out"])) == "omniglot-prior-scale"
 
 

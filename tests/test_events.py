@@ -1,6 +1,8 @@
 """TensorBoard events: the numbers of metrics.jsonl, read back from the files."""
 
+import errno
 import json
+import os
 import struct
 import sys
 from dataclasses import replace
@@ -14,6 +16,7 @@ from fewshot.training import events
 from fewshot.training.configuration import RunConfig
 from fewshot.training.events import EventFile
 from fewshot.training.overrides import ConfigError
+from fewshot.training.run_directory import RunError
 
 event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
 
@@ -49,6 +52,33 @@ def test_a_resumed_run_hides_what_was_written_after_its_first_row(tmp_path):
             row(5 + resumed, {"loss": 1.0})
     starts = [event for event in written(tmp_path) if event.session_log.status == event_pb2.SessionLog.START]
     assert [event.step for event in starts] == [6]
+
+
+def test_a_link_or_a_file_in_the_place_of_the_folder_is_one_line(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    elsewhere.mkdir()
+    (run / events.FOLDER).symlink_to(elsewhere)
+    with EventFile(run, resumed=True) as row, pytest.raises(RunError, match="expected a folder for events, got the li"):
+        row(5, {"loss": 1.0})
+    assert not list(elsewhere.iterdir())
+    (run / events.FOLDER).unlink()
+    (run / events.FOLDER).write_text("")
+    with EventFile(run, resumed=True) as row, pytest.raises(RunError, match=r"expected to write .*File exists"):
+        row(5, {"loss": 1.0})
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    with EventFile(tmp_path, resumed=False) as row:
+        row(5, {"loss": 1.0})
+
+        def full():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(row.opened, "flush", full)
+        with pytest.raises(RunError, match=r"expected to write .*No space left"):
+            row(6, {"loss": 1.0})
+        monkeypatch.undo()
 
 
 def test_a_missing_package_is_one_line_and_nothing_is_made(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from fewshot.training.overrides import ConfigError
+from fewshot.training.run_directory import RunError, told
 
 FOLDER = "tensorboard"  # in the run folder
 
@@ -22,7 +23,7 @@ class EventFile:
     """Writes the numbers of a row as scalars to RUN/tensorboard; they are on disk when the call returns.
 
     Where a run is resumed, what an earlier process wrote after the first row of this one is no longer shown. Raises
-    ConfigError where the extra is not installed.
+    ConfigError where the extra is not installed, RunError where the system or the folder does not let it write.
     """
 
     def __init__(self, run: Path, resumed: bool) -> None:
@@ -39,12 +40,20 @@ class EventFile:
 
     def __call__(self, step: int, values: Mapping[str, float | int]) -> None:
         """Write a row; the first one makes the file."""
-        if self.opened is None:
-            (self.run / FOLDER).mkdir(exist_ok=True)
-            self.opened = self.files.EventsWriter(str(self.run / FOLDER / "events"), f".{step}")
-            if self.resumed:
-                self._write(step, session_log={"status": self.messages.SessionLog.START})
-        self._write(step, summary={"value": [{"tag": name, "simple_value": one} for name, one in values.items()]})
+        with told(self.run / FOLDER):
+            if self.opened is None:
+                self.opened = self.files.EventsWriter(str(self._made_folder() / "events"), f".{step}")
+                if self.resumed:
+                    self._write(step, session_log={"status": self.messages.SessionLog.START})
+            self._write(step, summary={"value": [{"tag": name, "simple_value": one} for name, one in values.items()]})
+
+    def _made_folder(self) -> Path:
+        """RUN/tensorboard; a link would lead out of the run folder."""
+        folder = self.run / FOLDER
+        if folder.is_symlink():
+            raise RunError(f"expected a folder for events, got the link {folder}; remove it")
+        folder.mkdir(exist_ok=True)
+        return folder
 
     def _write(self, step: int, **content: object) -> None:
         self.opened.write_event(self.messages.Event(wall_time=time.time(), step=step, **content))

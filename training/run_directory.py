@@ -89,7 +89,7 @@ class RunDirectory:
         if not self.writes:
             return
         record = {"step": step} | {name: _plain(value) for name, value in values.items()}
-        with _told(self.metrics):
+        with told(self.metrics):
             append_line(self.metrics, json.dumps(record))
 
     def read_metrics(self) -> list[Record]:
@@ -104,13 +104,13 @@ class RunDirectory:
         if not self.writes:
             return
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        with _told(self.metrics):
+        with told(self.metrics):
             replace_text(self.metrics, "".join(json.dumps(record) + "\n" for record in kept), follow=False)
 
     def save_checkpoint(self, step: int, state: PyTree) -> None:
         """Save the state of the outer loop after `step` steps; the two newest checkpoints are kept."""
         if self.writes:
-            with _told(self.checkpoints / str(step)):
+            with told(self.checkpoints / str(step)):
                 checkpoint.save(self.checkpoints, step, state)
 
     def restore_checkpoint(self, example: PyTree, any_number: Collection[str] = ()) -> tuple[int, PyTree] | None:
@@ -128,7 +128,7 @@ class RunDirectory:
     def save_weights(self, tree: WeightTree) -> None:
         """Export a nested dict of arrays, with the configuration."""
         if self.writes:
-            with _told(self.weights):
+            with told(self.weights):
                 weights.save(self.weights, tree, {"config": json.dumps(_with_version(self.config))})
 
     def load_weights(self) -> WeightTree:
@@ -182,7 +182,7 @@ def lock(path: Path) -> Iterator[None]:
         yield
         return
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    with _told(path / ".lock"):
+    with told(path / ".lock"):
         handle = os.open(path / ".lock", flags, 0o666)
     try:
         try:
@@ -205,7 +205,7 @@ def check_new(path: Path) -> None:
 def create(path: Path, config: Mapping[str, Json]) -> RunDirectory:
     """Make a run folder and write its config.json. Raises: RunError if the folder already holds anything."""
     check_new(path)
-    with _told(path / "config.json"):
+    with told(path / "config.json"):
         path.mkdir(parents=True, exist_ok=True)
         replace_text(path / "config.json", json.dumps(_with_version(config), indent=2) + "\n", follow=False)
     return load(path)
@@ -273,7 +273,7 @@ def _is_number(value: object) -> bool:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def told(path: Path) -> Iterator[None]:
     """What the system refuses to write, on a full disk above all, as a RunError."""
     try:
         yield
