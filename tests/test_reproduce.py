@@ -130,12 +130,14 @@ def test_accuracy_is_drawn_against_nll_and_training_time():
     row = {"shot": 1, "accuracy_ci95": 0.01}
     ours = row | {"method": "ours", "accuracy": 0.7, "nll": 0.8, "training_seconds": 120, "augment": "none"}
     other = row | {"method": "other", "accuracy": 0.8, "nll": 1.2, "training_seconds": 60, "augment": "handwriting"}
-    nll, minutes = tradeoff_figure([ours, other | {"seed": 2}]).axes
-    for axis, expected in ((nll, [[0.8, 70], [1.2, 80]]), (minutes, [[2, 70], [1, 80]])):
+    figure = tradeoff_figure([ours, other, other | {"seed": 2}])
+    nll, minutes = figure.axes
+    for axis, expected in ((nll, [[0.8, 70], [1.2, 80], [1.2, 80]]), (minutes, [[2, 70], [1, 80], [1, 80]])):
         points = [line.get_xydata()[0].tolist() for line in axis.lines]
         assert points == [pytest.approx(point) for point in expected]
-        assert [text.get_text() for text in axis.texts] == ["ours", "other, seed 2"]
-        assert [line.get_markerfacecolor() for line in axis.lines] == ["tab:blue", "white"]
+        assert [line.get_markerfacecolor() for line in axis.lines] == ["C0", "white", "white"]
+        assert [line.get_color() for line in axis.lines] == ["C0", "C1", "C1"]
+    assert [text.get_text() for text in minutes.get_legend().get_texts()] == ["ours", "other"]
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from fewshot.runners.studies.reporting import new_figure
 WIDE, TALL = 5.0, 4.2  # inches: a panel of `tradeoff_figure`
 PANEL, LINE = 3.6, 0.24  # inches: width of a panel, height of a method
 NARROW = 4  # ratio of the ends of an axis up to which it is linear: a logarithmic one may then have a single label
+SIGNS = "osD^vP*"  # seven of them and ten colours are different for 70 methods
 FILLED, HOLLOW = {"color": "tab:blue"}, {"color": "tab:blue", "markerfacecolor": "white"}
 
 
@@ -86,26 +87,36 @@ def tradeoff_figure(rows: Sequence[Row]) -> Figure:
     """Accuracy against NLL and against training time, a point a row; hollow where training images were changed."""
     shots = sorted({row["shot"] for row in rows})
     figure, axes = new_figure(len(shots), 2, (WIDE, TALL), sharey="row")
+    methods = list(dict.fromkeys(row["method"] for row in rows))
     for line, shot in zip(axes, shots, strict=True):
         shown = [row for row in rows if row["shot"] == shot]
         minutes = [row["training_seconds"] / 60 for row in shown]
-        _scatter(line[0], shown, [row["nll"] for row in shown], f"NLL, nats a query, {shot}-shot")
-        _scatter(line[1], shown, minutes, f"training time with validation, minutes, {shot}-shot")
+        _scatter(line[0], shown, [row["nll"] for row in shown], methods)
+        line[0].set_xlabel(f"NLL, nats a query, {shot}-shot")
+        _scatter(line[1], shown, minutes, methods)
+        line[1].set_xlabel(f"training time with validation, minutes, {shot}-shot")
         line[0].set_ylabel("accuracy, %")
+    named = dict(item for line in axes for item in zip(*line[0].get_legend_handles_labels()[::-1], strict=True))
+    axes[0, 1].legend(
+        named.values(), named, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=8, borderaxespad=0
+    )
     return figure
 
 
-def _scatter(axis: Axes, rows: Sequence[Row], x: Sequence[float], label: str) -> None:
-    """Points with the 95% interval of their accuracy; the names stand beside them, on the side where there is room."""
-    middle = (min(x) + max(x)) / 2
+def _scatter(axis: Axes, rows: Sequence[Row], x: Sequence[float], methods: Sequence[str]) -> None:
+    """Points with the 95% interval of their accuracy; a method has a colour and a sign, its seeds are alike."""
     for row, place in zip(rows, x, strict=True):
-        look = FILLED if row.get("augment", "none") == "none" else HOLLOW
-        accuracy, margin = 100 * row["accuracy"], 100 * (row["accuracy_ci95"] or 0)
-        axis.errorbar(place, accuracy, yerr=margin, fmt="o", markersize=5, elinewidth=0.8, **look)
-        side, offset = ("right", -6) if place > middle else ("left", 6)
-        name = row["method"] + (f", seed {row['seed']}" if row.get("seed") else "")
-        axis.annotate(
-            name, (place, accuracy), (offset, 0), textcoords="offset points", fontsize=7, ha=side, va="center"
+        number = methods.index(row["method"])
+        face = {} if row.get("augment", "none") == "none" else {"markerfacecolor": "white"}
+        axis.errorbar(
+            place,
+            100 * row["accuracy"],
+            yerr=100 * (row["accuracy_ci95"] or 0),
+            fmt=SIGNS[number % len(SIGNS)],
+            color=f"C{number}",
+            markersize=5,
+            elinewidth=0.8,
+            label=row["method"],
+            **face,
         )
-    axis.set_xlabel(label)
     axis.grid(color="0.92")
