@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,20 @@ def pytest_configure(config):
     known = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=variables, capture_output=True)
     if known.returncode == 0:
         os.environ["XLA_FLAGS"] = QUICKLY_COMPILED
+
+
+@pytest.fixture
+def no_waiting():
+    """A test that waits for a pipe fails after 20 s instead of waiting for ever."""
+
+    def too_long(*_):
+        pytest.fail("waited for 20 s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -49,7 +49,7 @@ CHECKS = [
         "if isinstance(content, Path) and content.exists() and not content.is_file():",
         "tasks_photographs tasks_files",
     ),
-    Check("tasks/embeddings.py", "if not np.isfinite(features).all():", "tasks_files refusals encode"),
+    Check("tasks/embeddings.py", "if not np.isfinite(features).all():", "tasks_photographs"),
     Check("evaluation/episode_lists.py", "if last >= stored:", "episode_lists fuzz_files"),
     Check("evaluation/episode_lists.py", "if listed.checksum != checksum(dataset):", "episode_lists"),
     Check("evaluation/prediction_files.py", "if (ratios.max(-1) != 0).any():", "prediction_files fuzz_files"),

@@ -195,6 +195,7 @@ def test_manifests_that_are_none_are_named(copy, content):
     assert MANIFESTS[content] in refused(copy, 200, example_state())
 
 
+@pytest.mark.usefixtures("no_waiting")
 def test_files_that_are_too_many_or_no_plain_files_are_refused(copy, monkeypatch):
     state = copy / "200" / "state"
     (state / "more").write_bytes(b"")

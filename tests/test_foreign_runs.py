@@ -221,6 +221,7 @@ def test_rows_of_metrics_that_are_none_are_named(run, line):
         assert f"{file} line 2: expected a" in refused(call)
 
 
+@pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "weights.safetensors"])
 def test_pipes_and_files_without_end_are_not_read(run, name, monkeypatch):
     file = run / name

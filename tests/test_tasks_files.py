@@ -312,6 +312,7 @@ def test_a_small_file_cannot_fill_the_memory(tmp_path, monkeypatch):
     one_line(error)
 
 
+@pytest.mark.usefixtures("no_waiting")
 def test_pipes_are_not_waited_for(archive, tmp_path):
     for name in ("things.npz", "things.zip"):
         os.mkfifo(tmp_path / name)

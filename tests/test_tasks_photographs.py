@@ -435,6 +435,7 @@ def test_safe_formats_are_read_whatever_their_suffix(name, tmp_path):
     assert load_unlabelled(tmp_path / "a.png", (9, 9, 3), whole).pixels.shape == (1, 9, 9, 3)
 
 
+@pytest.mark.usefixtures("no_waiting")
 def test_links_to_each_other_are_followed_once_and_pipes_never(tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
