@@ -49,7 +49,8 @@ def test_a_run_is_refused_when_its_classes_have_moved(tmp_path, capsys):
     assert "got 4 in other places" in capsys.readouterr().err
 
 
-def test_a_new_class_in_a_folder_moves_others(tmp_path):
+def test_a_new_class_in_a_folder_moves_others(tmp_path, tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
     for k in range(10):
         (tmp_path / f"class {k}").mkdir()
         Image.new("RGB", (8, 8), (20 * k, 0, 0)).save(tmp_path / f"class {k}" / "one.png")

@@ -15,12 +15,9 @@ from pathlib import Path
 
 import jax
 
+from fewshot.tasks.files import cache_folder
+
 _CHECKED = ".checked"
-
-
-def user_cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/bayesian-few-shot`, or the same under `~/.cache`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bayesian-few-shot"
 
 
 def enable() -> Path | None:
@@ -31,7 +28,7 @@ def enable() -> Path | None:
     settings = jax.config.values
     if not settings["jax_enable_compilation_cache"]:
         return None
-    folder = Path(settings["jax_compilation_cache_dir"] or user_cache_folder() / f"xla-{processor()}")
+    folder = Path(settings["jax_compilation_cache_dir"] or cache_folder() / f"xla-{processor()}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(folder):
