@@ -25,7 +25,7 @@ from timing import by_turns, markdown
 from fewshot.evaluation import metrics
 from fewshot.evaluation.calibration import fit_temperature
 from fewshot.inference.inner import cvi
-from fewshot.inference.inner.base import settle
+from fewshot.inference.inner.settle import settle
 from fewshot.inference.predictive import predict
 from fewshot.models.kernels import Cosine
 from fewshot.models.likelihoods import Softmax

@@ -3,8 +3,8 @@
     taskset -c 1 python benchmarks/slices.py --out docs/results/slices.md
 
 Eight 5-way 5-shot tasks of random features (one centre a class, noise of 0.7 around it), RBF kernel of output scale 4,
-mean -3, 20 chains. Costs are processor time where the process is held on one core, by turns. `fit_pooled`'s 50 sweeps
-are then judged on 40 such tasks as users' fits are.
+mean -3, 20 chains. Costs are processor time where the process is held on one core, by turns. The fits of 40 such
+tasks are then judged as users' are.
 """
 
 import argparse
@@ -20,8 +20,9 @@ import numpy as np
 from timing import HELD_ON_ONE_CORE, by_turns, markdown
 
 from fewshot.inference.inner import gibbs
-from fewshot.inference.inner.base import SAMPLER_STEPS, Code, Inference, prepared, settle
+from fewshot.inference.inner.base import Code, Inference, prepared
 from fewshot.inference.inner.mixing import effective_draws, split_r_hat
+from fewshot.inference.inner.settle import SAMPLER_STEPS, fit_until_mixed
 from fewshot.models import KERNELS
 from fewshot.models.gaussian import GaussianPrior
 from fewshot.models.likelihoods import LogisticSoftmax
@@ -37,13 +38,14 @@ HEADER = [
     "sweeps an effective draw",
     "ms an effective draw",
     "R-hat",
+    "sweeps of a fit",
     "not mixed",
 ]
 LEGEND = """
 *ms a sweep*: of all eight tasks. *Sweeps an effective draw*: of one chain, by the scalar that mixes worst of three
 (log p(y | f), one latent, |f|^2); the median of the tasks, then their range. *ms an effective draw*: the product, of a
-task, its 20 chains together. *R-hat*: of sweeps 26 to 50, median of the tasks. *Not mixed*: tasks of 40 for which a
-fit's code says so."""
+task, its 20 chains together. *R-hat*: of sweeps 25 to 48, median of the tasks. *Sweeps of a fit*: until it
+has mixed, mean of 40 tasks. *Not mixed*: tasks of 40 for which its code says so."""
 
 
 class Measured(NamedTuple):
@@ -51,6 +53,7 @@ class Measured(NamedTuple):
 
     sweeps: np.ndarray
     r_hat: np.ndarray
+    taken: float
     not_mixed: int
 
 
@@ -86,6 +89,7 @@ def row_of(temperature: float, count: int, milliseconds: float, found: Measured)
         f"{sweeps:.3g} ({found.sweeps.min():.3g} to {found.sweeps.max():.3g})",
         f"{sweeps * milliseconds / TASKS / 20:.3g}",
         f"{np.median(found.r_hat):.2f}",
+        f"{found.taken:.0f}",
         f"{found.not_mixed}",
     ]
 
@@ -126,22 +130,29 @@ def traces(
 
 
 @partial(jax.jit, static_argnames="slices")
-def codes(key: jax.Array, temperature: float, slices: int, prior: GaussianPrior, y: jax.Array) -> jax.Array:
-    """The code of a user's fit of every task [B]."""
+def fits(
+    key: jax.Array, temperature: float, slices: int, prior: GaussianPrior, y: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The code of a user's fit of every task [B], and the sweeps that it took."""
     sampler = sampler_of(temperature, slices)
     keys = jax.random.split(key, len(prior.mean))
-    return jax.vmap(lambda key, one: settle(key, sampler, one, y)[1])(keys, prior)
+    return jax.vmap(lambda key, one: fit_until_mixed(key, sampler, one, y)[1:])(keys, prior)
 
 
 def measured(temperature: float, slices: int, sweeps: int) -> Measured:
-    """Mixing over `sweeps` after the warm-up, and over the 50 of a fit."""
+    """Mixing over `sweeps` after the warm-up, and of a fit."""
     prior, y = priors(TASKS, 0)
     found = traces(jax.random.key(1), temperature, slices, prior, y, WARMUP + sweeps)
     effective = jax.vmap(effective_draws)(found[:, WARMUP:]).min(axis=1)
     r_hat = jax.vmap(split_r_hat)(found[:, SAMPLER_STEPS // 2 : SAMPLER_STEPS]).max(axis=1)
-    judged = codes(jax.random.key(2), temperature, slices, *priors(JUDGED, 1))
+    judged, taken = fits(jax.random.key(2), temperature, slices, *priors(JUDGED, 1))
     chains = found.shape[2]
-    return Measured(chains * sweeps / np.asarray(effective), np.asarray(r_hat), int((judged == Code.NOT_MIXED).sum()))
+    return Measured(
+        chains * sweeps / np.asarray(effective),
+        np.asarray(r_hat),
+        float(taken.mean()),
+        int((judged == Code.NOT_MIXED).sum()),
+    )
 
 
 def parse() -> argparse.Namespace:

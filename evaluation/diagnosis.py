@@ -16,7 +16,8 @@ from fewshot.evaluation.episodes import Episodes
 from fewshot.evaluation.scoring import embed_images
 from fewshot.inference import diagnostics
 from fewshot.inference.inner import exact
-from fewshot.inference.inner.base import MAX_STEPS, Info, fit, fit_pooled
+from fewshot.inference.inner.base import MAX_STEPS, Info, fit
+from fewshot.inference.inner.settle import fit_pooled
 from fewshot.inference.mcmc import GibbsKernel, nuts
 from fewshot.learners import GaussianProcess
 from fewshot.models.gaussian import GaussianPrior, Posterior, Query

@@ -19,7 +19,8 @@ import numpyro.distributions as dist
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-from fewshot.inference.inner.base import Code, Inference, Mask, settle
+from fewshot.inference.inner.base import Code, Inference, Mask
+from fewshot.inference.inner.settle import settle
 from fewshot.inference.outer.hypergradients import HyperGradient, sites
 from fewshot.inference.outer.loss import ForEach, Outcome, Reduction
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner, Objective, TaskOutcome, check_combination, elbo

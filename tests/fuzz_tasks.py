@@ -19,7 +19,8 @@ from cells import CELLS
 from problems import accepts, hyper_of
 
 from fewshot.inference import INFERENCE
-from fewshot.inference.inner.base import Code, Mask, settle
+from fewshot.inference.inner.base import Code, Mask
+from fewshot.inference.inner.settle import settle
 from fewshot.inference.predictive import predict
 from fewshot.learners.base import categorical
 from fewshot.models import KERNELS, LIKELIHOODS

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from fewshot.inference.inner.base import settle
+from fewshot.inference.inner.settle import settle
 from fewshot.inference.predictive import predict
 from fewshot.learners.base import Learner, categorical
 from fewshot.models import KERNELS

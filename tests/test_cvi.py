@@ -179,13 +179,13 @@ def test_the_expected_curvature_leaves_the_sampled_bound_below_its_best():
     task = problem(1, scale=30.0)
     points = MonteCarlo(64).points(jax.random.key(0), CLASSES, jnp.float64)
     ends = {}
-    for curvature in ("gradient", "expected"):
+    for curvature in (Curvature.GRADIENT, Curvature.EXPECTED):
         kernel = cvi(Softmax(), curvature=curvature, expectation=FixedPoints(points))
         _, info = jax.jit(lambda kernel=kernel: fit(jax.random.key(0), kernel, task.prior, task.y, steps=200))()
         ends[curvature] = info.elbo[-1]
         assert info.residual[-1] < 1e-3
     print(ends)
-    assert 0 <= ends["gradient"] - ends["expected"] < 0.5
+    assert 0 <= ends[Curvature.GRADIENT] - ends[Curvature.EXPECTED] < 0.5
 
 
 @pytest.mark.long

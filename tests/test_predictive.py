@@ -74,7 +74,7 @@ def test_a_mixture_of_points_divides_the_draws_and_averages_densities():
 @pytest.mark.slow
 def test_a_mixture_of_composite_densities_is_normalised_once():
     """(O12): the mean over the chains of E[OVE_k], then normalised; not the mean of what each chain predicts."""
-    task, likelihood = problem(5, scale=10.0), OneVsEach(prediction_draws=4096)
+    task, likelihood = problem(5, scale=100.0), OneVsEach(prediction_draws=4096)
     kernel = gibbs(likelihood, chains=4)
     posterior = run(jax.random.key(0), kernel, task.prior, task.y, steps=2)
     value = predict(jax.random.key(1), likelihood, posterior, task.query)
@@ -83,5 +83,5 @@ def test_a_mixture_of_composite_densities_is_normalised_once():
     densities = np.stack([likelihood.expected_density(jax.random.key(2), chain) for chain in chains])
     once = densities.mean(0) / densities.mean(0).sum(1, keepdims=True)
     each = np.mean(densities / densities.sum(2, keepdims=True), axis=0)
-    assert np.abs(value - once).max() < 5e-3 < 2 * np.abs(each - once).max()
+    assert np.abs(value - once).max() < 2e-3 < np.abs(each - once).max()
     assert np.abs(value - once).max() < 0.5 * np.abs(value - each).max()

@@ -16,8 +16,8 @@ from scipy.stats import ks_2samp, kstest, norm
 
 from fewshot.inference.diagnostics import summary_table, to_arviz
 from fewshot.inference.inner import Code, Info, Mask, fit, gibbs
-from fewshot.inference.inner.base import SAMPLER_STEPS, fit_pooled, settle
 from fewshot.inference.inner.gibbs import GibbsState
+from fewshot.inference.inner.settle import SAMPLER_STEPS, fit_pooled, fit_until_mixed, settle
 from fewshot.inference.mcmc import GibbsKernel, nuts
 from fewshot.inference.predictive import predict
 from fewshot.models.gaussian import GaussianPrior, with_root
@@ -401,6 +401,31 @@ def test_a_sampler_that_has_not_mixed_is_reported_and_one_that_has_is_not():
 
 
 @pytest.mark.long
+def test_a_sampler_ends_once_it_has_mixed_and_draws_what_all_its_sweeps_would():
+    """Tasks do not change one another in a batch; one that takes every sweep pools what `fit_pooled` does."""
+    task, keys = problem(0, points=4), jax.random.split(jax.random.key(5), 20)
+
+    def settled(correlation):
+        kernel = autoregression(correlation)
+        return jax.jit(jax.vmap(lambda key: fit_until_mixed(key, kernel, task.prior, task.y)))(keys), kernel
+
+    taken = {correlation: np.asarray(settled(correlation)[0][2]) for correlation in (0.0, 0.5, 0.8, 0.97)}
+    print({correlation: np.unique(sweeps, return_counts=True) for correlation, sweeps in taken.items()})
+    assert (taken[0.0] == 12).mean() >= 0.9
+    assert (taken[0.5] <= 24).mean() >= 0.5
+    assert (taken[0.8] == SAMPLER_STEPS).mean() >= 0.9
+    assert (taken[0.97] == SAMPLER_STEPS).all()
+    (states, _, sweeps), kernel = settled(0.5)
+    for i in (np.argmin(sweeps), np.argmax(sweeps)):
+        alone = jax.jit(lambda key, kernel=kernel: fit_until_mixed(key, kernel, task.prior, task.y))(keys[i])
+        assert alone[2] == sweeps[i]
+        np.testing.assert_allclose(alone[0], states[i], rtol=1e-5, atol=1e-6)
+    (states, _, _), kernel = settled(0.97)
+    whole = jax.jit(jax.vmap(lambda key: fit_pooled(key, kernel, task.prior, task.y)[0]))(keys)
+    np.testing.assert_allclose(states, whole, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long
 def test_what_mixing_is_judged_by():
     """log p(y | f), one latent and |f|^2 of every chain, of the points and classes that are real."""
     task, kernel = problem(0, points=4), gibbs(OneVsEach(), chains=3)
@@ -416,7 +441,7 @@ def test_what_mixing_is_judged_by():
 
 
 @pytest.mark.parametrize(
-    ("chains", "sweeps"), [(1, range(25, 50)), (4, range(34, 50)), (20, (31, 37, 43, 49)), (100, (49,))]
+    ("chains", "sweeps"), [(1, range(24, 48)), (4, range(32, 48)), (20, (29, 35, 41, 47)), (100, (47,))]
 )
 def test_kept_sweeps_are_spread_over_the_second_half(chains, sweeps):
     """A sampler whose state is the number of its last sweep."""
@@ -429,7 +454,7 @@ def test_kept_sweeps_are_spread_over_the_second_half(chains, sweeps):
         statistics=None,
     )
     task = problem(0, points=4)
-    assert SAMPLER_STEPS == 50
+    assert SAMPLER_STEPS == 48
     assert fit_pooled(jax.random.key(0), counter, task.prior, task.y)[0].tolist() == list(sweeps)
 
 
@@ -490,5 +515,6 @@ def test_predictions_of_pooled_draws_vary_less_and_are_those_of_many_chains(name
     last, pooled = probabilities(functools.partial(fit, steps=SAMPLER_STEPS), 4), probabilities(settle, 4)
     exact = probabilities(functools.partial(fit, steps=SAMPLER_STEPS), 100).mean(axis=0)
     assert pooled.var(axis=0).mean() < 0.35 * last.var(axis=0).mean()
-    error = pooled.std(axis=0) / np.sqrt(len(pooled))
-    assert (np.abs(pooled.mean(axis=0) - exact) < 5 * error + 0.005).all()
+    for found in (pooled, probabilities(settle, 20)):
+        error = found.std(axis=0) / np.sqrt(len(found))
+        assert (np.abs(found.mean(axis=0) - exact) < 5 * error + 0.005).all()

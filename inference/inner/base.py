@@ -13,14 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from fewshot.inference.inner.mixing import mixed
 from fewshot.models.expectations import Points
 from fewshot.models.gaussian import AnyMarginals, AnySites, GaussianPosterior, GaussianPrior, Posterior, with_root
 from fewshot.models.likelihoods.base import Labels, Likelihood
 
-# Of an inference whose posterior is used, not trained through. Half of a sampler's sweeps are warm-up; of the others as
-# many are kept as make SAMPLER_DRAWS draws together with its chains.
-TOLERANCE, MAX_STEPS, SAMPLER_STEPS, SAMPLER_DRAWS = 1e-3, 100, 50, 64
+TOLERANCE, MAX_STEPS = 1e-3, 100  # of an inference whose posterior is used, not trained through
 
 
 State: TypeAlias = PyTree  # of an algorithm: sites plus what it adds, a NamedTuple of its own
@@ -211,64 +208,6 @@ def fit_to_tolerance(
     state, info, count = jax.lax.while_loop(unfinished, body, (state, info, jnp.asarray(1)))
     late = ~(info.residual <= tolerance) & (info.code == Code.OK)  # written so that a residual of nan is late
     return state, info._replace(code=jnp.where(late, Code.NOT_CONVERGED, info.code)), count
-
-
-def settle(
-    key: Key[Array, ""],
-    inference: Inference,
-    prior: GaussianPrior,
-    y: Labels,
-    mask: Mask | None = None,
-) -> tuple[State, Int[Array, ""]]:
-    """State and code of an inference for use: run to TOLERANCE, or a sampler's draws of SAMPLER_STEPS sweeps.
-
-    The code of a sampler is NOT_MIXED where nothing else went wrong and the kept half of its sweeps is not `mixed`.
-    """
-    if inference.traits.sampled:
-        state, each, traces = _sampled(key, inference, prior, y, mask)
-        code = jnp.max(each.code)
-        slow = jnp.asarray(False) if traces is None else ~mixed(traces[SAMPLER_STEPS // 2 :])
-        return state, jnp.where((code == Code.OK) & slow, Code.NOT_MIXED, code)
-    state, info, _ = fit_to_tolerance(key, inference, prior, y, mask)
-    return state, info.code
-
-
-def fit_pooled(
-    key: Key[Array, ""],
-    inference: Inference,
-    prior: GaussianPrior,
-    y: Labels,
-    mask: Mask | None = None,
-) -> tuple[State, Info]:
-    """A sampler's state after SAMPLER_STEPS sweeps with draws of its second half, and the Info of every sweep.
-
-    A posterior of few chains is a mixture of few draws. Sweeps are kept at even distances until there are SAMPLER_DRAWS
-    draws in all; every sweep of the second half where these are fewer. One that cannot pool keeps its last state.
-    """
-    return _sampled(key, inference, prior, y, mask)[:2]
-
-
-def _sampled(
-    key: Array, inference: Inference, prior: GaussianPrior, y: Array, mask: Mask | None
-) -> tuple[State, Info, Array | None]:
-    """`fit_pooled`, and the statistics of every sweep [S, M, K], None of an inference without any."""
-    if inference.pool is None or inference.sites is None:
-        return *fit(key, inference, prior, y, mask, steps=SAMPLER_STEPS), None
-    prior = prepared(inference, prior)
-    start, loop = jax.random.split(key)
-
-    def sweep(state: State, step_key: Array) -> tuple[State, tuple[State, Info, Array | None]]:
-        state, info = inference.step(step_key, state, prior, y, mask)
-        traces = None if inference.statistics is None else inference.statistics(state, y, mask)
-        return state, (state, info, traces)
-
-    first = inference.init(start, prior, y, mask)
-    _, (states, infos, traces) = jax.lax.scan(sweep, first, jax.random.split(loop, SAMPLER_STEPS))
-    chains = jax.tree.leaves(jax.eval_shape(inference.sites, first))[0].shape[0]
-    kept = min(SAMPLER_STEPS // 2, -(-SAMPLER_DRAWS // chains))
-    numbers = SAMPLER_STEPS - 1 - SAMPLER_STEPS // 2 // kept * jnp.arange(kept)[::-1]
-    states = jax.tree.map(lambda leaf: leaf[numbers], states)
-    return inference.pool(states), infos, traces
 
 
 def prepared(inference: Inference, prior: GaussianPrior) -> GaussianPrior:

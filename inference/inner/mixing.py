@@ -13,15 +13,17 @@ MOST_R_HAT = 1.5
 FEWEST_EFFECTIVE = 16
 
 
-def mixed(traces: Float[Array, "S M K"]) -> Bool[Array, ""]:
-    """Whether all K scalars of M chains over S sweeps mixed: R-hat and effective draws within the limits above.
+def mixed(
+    traces: Float[Array, "S M K"], most_r_hat: float = MOST_R_HAT, fewest: int = FEWEST_EFFECTIVE
+) -> Bool[Array, ""]:
+    """Whether all K scalars of M chains over S sweeps mixed: R-hat and effective draws within the limits.
 
     False for a trace that is not finite. Fewer than 4 sweeps say nothing, which is no reason to say no.
     """
     if traces.shape[0] < 4:
         return jnp.all(jnp.isfinite(traces))
-    within = split_r_hat(traces) <= MOST_R_HAT  # both written so that nan is no
-    return jnp.all(within & (effective_draws(traces) >= FEWEST_EFFECTIVE))
+    within = split_r_hat(traces) <= most_r_hat  # both written so that nan is no
+    return jnp.all(within & (effective_draws(traces) >= fewest))
 
 
 def split_r_hat(traces: Float[Array, "S M K"]) -> Float[Array, " K"]:
