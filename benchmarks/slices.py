@@ -29,7 +29,7 @@ from fewshot.models.likelihoods import LogisticSoftmax
 from fewshot.models.process import LatentProcess
 
 TEMPERATURES, COUNTS = (0.2, 0.5, 1.0), (0, 4, 12, 40)
-WAY, SHOT, WIDTH = 5, 5, 16
+WAY, WIDTH = 5, 16
 TASKS, JUDGED, WARMUP, TIMED = 8, 40, 25, 10
 HEADER = [
     "tau",
@@ -61,13 +61,13 @@ def main() -> None:
     """Measure, print the page, write it where --out says."""
     arguments = parse()
     rows = []
-    prior, y = priors(TASKS, 0)
+    prior, y = priors(TASKS, 0, arguments.shot)
     for temperature in arguments.temperatures:
         run = partial(traces, jax.random.key(0), temperature)
         runs = {str(count): partial(run, count, prior, y, TIMED) for count in arguments.slices}
         times = by_turns(runs, arguments.repeats)
         for count in arguments.slices:
-            found = measured(temperature, count, arguments.sweeps)
+            found = measured(temperature, count, arguments.shot, arguments.sweeps)
             rows.append(row_of(temperature, count, times[str(count)].minimum / TIMED, found))
             print(" | ".join(rows[-1]), flush=True)
     command = shlex.join(["python", "benchmarks/slices.py", *sys.argv[1:]])
@@ -94,10 +94,10 @@ def row_of(temperature: float, count: int, milliseconds: float, found: Measured)
     ]
 
 
-def priors(count: int, seed: int) -> tuple[GaussianPrior, jax.Array]:
+def priors(count: int, seed: int, shot: int) -> tuple[GaussianPrior, jax.Array]:
     """Priors of `count` tasks, along a leading axis, and their labels."""
     rng = np.random.default_rng(seed)
-    labels = np.repeat(np.arange(WAY), SHOT)
+    labels = np.repeat(np.arange(WAY), shot)
     x = rng.normal(size=(count, WAY, WIDTH))[:, labels] + 0.7 * rng.normal(size=(count, len(labels), WIDTH))
     hyper = {"log_scale": jnp.log(4.0), "log_lengthscale": jnp.log(4.0), "mean": -3.0}
     process = LatentProcess(KERNELS["rbf"](), hyper)
@@ -139,13 +139,13 @@ def fits(
     return jax.vmap(lambda key, one: fit_until_mixed(key, sampler, one, y)[1:])(keys, prior)
 
 
-def measured(temperature: float, slices: int, sweeps: int) -> Measured:
+def measured(temperature: float, slices: int, shot: int, sweeps: int) -> Measured:
     """Mixing over `sweeps` after the warm-up, and of a fit."""
-    prior, y = priors(TASKS, 0)
+    prior, y = priors(TASKS, 0, shot)
     found = traces(jax.random.key(1), temperature, slices, prior, y, WARMUP + sweeps)
     effective = jax.vmap(effective_draws)(found[:, WARMUP:]).min(axis=1)
     r_hat = jax.vmap(split_r_hat)(found[:, SAMPLER_STEPS // 2 : SAMPLER_STEPS]).max(axis=1)
-    judged, taken = fits(jax.random.key(2), temperature, slices, *priors(JUDGED, 1))
+    judged, taken = fits(jax.random.key(2), temperature, slices, *priors(JUDGED, 1, shot))
     chains = found.shape[2]
     return Measured(
         chains * sweeps / np.asarray(effective),
@@ -160,6 +160,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--temperatures", type=float, nargs="+", default=TEMPERATURES)
     parser.add_argument("--slices", type=int, nargs="+", default=COUNTS)
+    parser.add_argument("--shot", type=int, default=5, help="labelled points of each of five classes")
     parser.add_argument("--sweeps", type=int, default=400, help="after 25 of warm-up")
     parser.add_argument("--repeats", type=int, default=5, help="of a compiled run of 10 sweeps, the shortest counts")
     parser.add_argument("--out", metavar="FILE.md")

@@ -183,7 +183,7 @@ def run(count, seed, told=print):
     faults_found, codes_found, done = [], collections.Counter(), 0
     for number, (program, share) in enumerate(programs() if count else []):
         rng = np.random.default_rng([seed, number])
-        with jax.enable_x64(program.double), mock.patch.object(LogisticSoftmax, "slices", SLICES):
+        with jax.enable_x64(program.double), mock.patch.object(LogisticSoftmax, "most_slices", SLICES):
             function, begun = compiled(program), time.perf_counter()
             batches = max(1, round(count * share / BATCH[program.shape]))
             for index in range(batches):

@@ -132,17 +132,18 @@ def test_slices_leave_the_posterior_invariant(slices, correlation):
     assert tries.min() == slices and tries.max() < 100
 
 
-def test_every_slice_of_a_chain_turns_by_an_angle_of_its_own():
+@pytest.mark.parametrize("most, taken", [(2, None), (5, 2)])
+def test_every_slice_of_a_chain_turns_by_an_angle_of_its_own(most, taken):
     """Without data, and with ellipses through 0, u is multiplied by cos t each time: E cos^2 t cos^2 t' = 1/4."""
     keys = jax.random.split(jax.random.key(1), 20_000)
     one, zero = jnp.ones(1), jnp.asarray(0.0)
 
     @jax.jit
     @jax.vmap
-    def once(key):
-        return elliptical_slice(key, one, zero, lambda u: 0 * u[0], lambda key: 0 * one, count=2)
+    def once(key, taken):
+        return elliptical_slice(key, one, zero, lambda u: 0 * u[0], lambda key: 0 * one, most, taken)
 
-    ends, _, tries = once(keys)
+    ends, _, tries = once(keys, None if taken is None else jnp.full(len(keys), taken))
     squares = np.asarray(ends[:, 0], np.float64) ** 2
     assert (tries == 2).all()
     assert abs(squares.mean() - 0.25) < 5 * squares.std() / np.sqrt(len(keys))

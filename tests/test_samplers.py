@@ -130,6 +130,30 @@ class Doubled(LogisticSoftmax):
         return 2 * super().log_prob(y, f, classes)
 
 
+def test_the_number_of_slices_follows_the_temperature_and_the_points():
+    """2 points / tau^2, rounded up, from 1 to 40; tau may be traced."""
+    assert [int(LogisticSoftmax().slices(points)) for points in (1, 5, 25)] == [2, 10, 40]
+    found = jax.jit(lambda tau: LogisticSoftmax(temperature=tau).slices(5))
+    assert [int(found(tau)) for tau in (0.2, 0.6, 10.0)] == [40, 28, 1]
+
+
+class SlicedOfThree(LogisticSoftmax):
+    """Takes no slice, but where it is told of three points."""
+
+    def slices(self, points):
+        return jnp.where(points == 3, 40, 0)
+
+
+@pytest.mark.parametrize("real", [2, 3])
+def test_points_that_are_not_real_call_for_no_slices(real):
+    prior, y, key = small_prior(2, 3), jnp.asarray([0, 1, 0], jnp.int32), jax.random.key(0)
+    mask = Mask(jnp.arange(3) < real, jnp.ones(2, bool))
+    without, with_slices = gibbs(LogisticSoftmax(), chains=2, slices=0), gibbs(SlicedOfThree(), chains=2)
+    state = without.init(key, prior, y, mask)
+    same = [one.step(key, state, prior, y, mask)[0].f for one in (without, with_slices)]
+    assert jnp.array_equal(*same) == (real == 2)
+
+
 @pytest.mark.long
 def test_slices_within_a_sweep_leave_the_posterior_invariant():
     prior, y, count = small_prior(2, 2), jnp.asarray([0, 1], jnp.int32), 20_000

@@ -30,6 +30,7 @@ def elliptical_slice(
     log_likelihood: Callable[[Array], Float[Array, ""]],
     draw: Callable[[Key[Array, ""]], Float[Array, "..."]] | None = None,
     count: int = 1,
+    taken: Int[Array, ""] | None = None,
 ) -> tuple[Float[Array, "..."], Float[Array, ""], Int[Array, ""]]:
     """`count` transitions that leave N(u; 0, I) exp(log_likelihood(u)) invariant; u, its value, points tried.
 
@@ -37,7 +38,8 @@ def elliptical_slice(
     likelihood alone: slice it at a uniform height, draw t uniformly, and shrink the bracket around t = 0, where the
     chain is, until a point lies on the slice (Murray, Adams & MacKay 2010). After MOST_TRIES the chain stays, and so
     does one whose value is NaN. `draw` is for a prior N(0, K) in place of N(0, I). A chain goes on to its next slice at
-    once: under vmap chains wait for one another at the end only, not at every slice.
+    once: under vmap chains wait for one another at the end only, not at every slice. Where the number of slices is
+    known only when the program runs, it is `taken`, and `count` is the most that it can be.
     """
     normal_key, height_key, angle_key, shrink_key = jax.random.split(key, 4)
     fresh = (lambda one: jax.random.normal(one, u.shape, u.dtype)) if draw is None else draw
@@ -45,8 +47,10 @@ def elliptical_slice(
     depths = jax.random.exponential(height_key, (count,), u.dtype)
     angles = jax.random.uniform(angle_key, (count,), u.dtype, 0.0, 2 * jnp.pi)
 
+    last = count if taken is None else jnp.minimum(taken, count)
+
     def unfinished(state: _Slice) -> Array:
-        return state.number < count
+        return state.number < last
 
     def once(state: _Slice) -> _Slice:
         point = state.u * jnp.cos(state.angle) + ellipses[state.number] * jnp.sin(state.angle)
@@ -70,7 +74,7 @@ def elliptical_slice(
         )
 
     zero = jnp.asarray(0)
-    begun = jnp.where(jnp.isnan(value), count, zero)  # on no slice: such a chain stays, and none waits for it
+    begun = jnp.where(jnp.isnan(value), last, zero)  # on no slice: such a chain stays, and none waits for it
     start = _Slice(u, value, begun, angles[0], angles[0] - 2 * jnp.pi, angles[0], zero, zero)
     end = jax.lax.while_loop(unfinished, once, start)
     return end.u, end.value, end.all_tries

@@ -80,12 +80,13 @@ class Mixture(NamedTuple):
 def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | None = None) -> Inference:
     """Gibbs sampler with `chains` independent chains, each started at a draw of the prior.
 
-    slices: elliptical slices a sweep; None for the likelihood's own `slices`, 0 where it has none. Raises TypeError for
-    a likelihood without augmentation, ValueError for fewer than one chain and for a negative number of slices.
+    slices: elliptical slices a sweep; None for as many as the likelihood's own `slices` says of the labelled points, 0
+    where it has none. Raises TypeError for a likelihood without augmentation, ValueError for fewer than one chain and
+    for a negative number of slices.
     """
-    moves = getattr(likelihood, "slices", 0) if slices is None else slices
-    if chains < 1 or moves < 0:
-        raise ValueError(f"expected at least 1 chain and at least 0 slices, got {chains} and {moves}")
+    most = getattr(likelihood, "most_slices", 0) if slices is None else slices
+    if chains < 1 or most < 0:
+        raise ValueError(f"expected at least 1 chain and at least 0 slices, got {chains} and {most}")
 
     def sites_of(aux: Aux, y: Array, mask: Mask | None) -> AnySites:
         return mask_sites(likelihood.sites(y, aux, classes_of(mask)), mask)
@@ -110,9 +111,11 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
             return prior.draw(one, sites_of(aux, y, mask))
 
         f = jax.vmap(latents)(jax.random.split(f_key, chains), state.aux)
-        if moves:
+        if most:
+            taken = likelihood.slices(_number_of_points(y, mask)) if slices is None else None
             keys = jax.random.split(jax.random.fold_in(f_key, chains), chains)
-            f = jax.vmap(lambda one, latent: _sliced(one, likelihood, latent, prior, y, mask, moves))(keys, f)
+            number = _Slices(most, taken)
+            f = jax.vmap(lambda one, latent: _sliced(one, likelihood, latent, prior, y, mask, number))(keys, f)
         data = jax.vmap(lambda latent: sum_over_points(likelihood.log_prob(y, latent, classes_of(mask)), mask))(f)
         value = jnp.mean(data)
         code = finite_code(value, jnp.sum(f))
@@ -174,8 +177,19 @@ def _bound(
     return jnp.mean(jax.vmap(of_chain)(posterior.components))
 
 
+class _Slices(NamedTuple):
+    """The most elliptical slices that a sweep can take, and how many it does; None for all of them."""
+
+    most: int
+    taken: Array | None
+
+
+def _number_of_points(y: Array, mask: Mask | None) -> int | Array:
+    return len(y) if mask is None else jnp.sum(mask.points)
+
+
 def _sliced(
-    key: Array, likelihood: Likelihood, f: Array, prior: GaussianPrior, y: Array, mask: Mask | None, count: int
+    key: Array, likelihood: Likelihood, f: Array, prior: GaussianPrior, y: Array, mask: Mask | None, number: _Slices
 ) -> Array:
     """f after elliptical slices under p(y | f); no gradient passes through them."""
     fixed, prior = jax.tree.map(_stopped, (likelihood, prior))
@@ -188,7 +202,7 @@ def _sliced(
         return jax.random.normal(one, (len(mean), root.shape[-1]), root.dtype) @ root.T
 
     start = jax.lax.stop_gradient(f) - mean
-    deviation, _, _ = elliptical_slice(key, start, data(start), data, fresh, count)
+    deviation, _, _ = elliptical_slice(key, start, data(start), data, fresh, number.most, number.taken)
     return mean + deviation
 
 

@@ -62,7 +62,7 @@ class LogisticSoftmax(CategoricalLabels):
     learn_temperature: bool = field(default=True, metadata={"static": True})
 
     prior_mean: ClassVar[float | None] = -3.0
-    slices: ClassVar[int] = 40  # of a sweep of Gibbs: docs/logistic_softmax.md has what they are worth
+    most_slices: ClassVar[int] = 40  # of a sweep of Gibbs: docs/logistic_softmax.md has what they are worth
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,6 +83,14 @@ class LogisticSoftmax(CategoricalLabels):
     def with_parameters(self, values: dict[str, Array]) -> "LogisticSoftmax":
         """The same with tau = exp(log_temperature)."""
         return replace(self, temperature=jnp.exp(values["log_temperature"])) if values else self
+
+    def slices(self, points: int | Int[Array, ""]) -> Int[Array, ""]:
+        """Elliptical slices that a sweep of Gibbs takes with so many labelled points: 2 points / tau^2, at most 40.
+
+        The blocks move each other the less, the more the likelihood says about f; few points need few slices.
+        """
+        wanted = jnp.ceil(2 * points / jnp.asarray(self.temperature) ** 2)
+        return jnp.clip(wanted, 1, self.most_slices).astype(jnp.int32)
 
     def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """log s(g)."""
