@@ -37,7 +37,7 @@ from fewshot.models.gaussian import (
     highest_precision,
     root_of,
 )
-from fewshot.models.likelihoods.base import AugmentedLikelihood, Aux, Labels, Likelihood
+from fewshot.models.likelihoods.base import AugmentedLikelihood, Aux, Labels, Likelihood, SlicedLikelihood
 
 
 class GibbsState(NamedTuple):
@@ -84,7 +84,8 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
     where it has none. Raises TypeError for a likelihood without augmentation, ValueError for fewer than one chain and
     for a negative number of slices.
     """
-    most = getattr(likelihood, "most_slices", 0) if slices is None else slices
+    own = likelihood if slices is None and isinstance(likelihood, SlicedLikelihood) else None
+    most = own.most_slices if own is not None else slices or 0
     if chains < 1 or most < 0:
         raise ValueError(f"expected at least 1 chain and at least 0 slices, got {chains} and {most}")
 
@@ -112,7 +113,7 @@ def gibbs(likelihood: AugmentedLikelihood, *, chains: int = 20, slices: int | No
 
         f = jax.vmap(latents)(jax.random.split(f_key, chains), state.aux)
         if most:
-            taken = likelihood.slices(_number_of_points(y, mask)) if slices is None else None
+            taken = None if own is None else own.slices(_number_of_points(y, mask))
             keys = jax.random.split(jax.random.fold_in(f_key, chains), chains)
             number = _Slices(most, taken)
             f = jax.vmap(lambda one, latent: _sliced(one, likelihood, latent, prior, y, mask, number))(keys, f)

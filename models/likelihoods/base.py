@@ -5,7 +5,7 @@ are real numbers C is 1. `classes` [C] marks the classes that exist; a masked cl
 predicted with probability 0. A likelihood predicts either classes (`ClassLikelihood`) or numbers (`RealLikelihood`).
 """
 
-from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import ClassVar, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +121,17 @@ class SmoothLikelihood(Likelihood, Protocol):
 
     def local_sites(self, y: Labels, f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None) -> AnySites:
         """Sites with the slope of log p(y | f) at f, and a positive semi-definite curvature L: h = slope + L f."""
+        ...
+
+
+@runtime_checkable
+class SlicedLikelihood(Protocol):
+    """Augmented, with blocks that hardly move each other: Gibbs takes elliptical slices of f as well."""
+
+    most_slices: ClassVar[int]
+
+    def slices(self, points: int | Int[Array, ""]) -> Int[Array, ""]:
+        """Slices that a sweep takes with so many labelled points, at most `most_slices`."""
         ...
 
 
