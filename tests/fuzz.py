@@ -1,6 +1,7 @@
 """All of the fuzzing with one table: what others may hand to this program, and what it makes of it.
 
     python tests/fuzz.py [--tasks 20000] [--files 3000] [--configurations 700] [--altered 150] [--folders 60] [--seed 0]
+        [--processes 2]
 
 Counted are tracebacks, NaN without an error, hangs (over 60 s), and bad codes or messages. Wanted: 0 everywhere; the
 exit code is 1 where anything was found. Kills are part of the slow tests (tests/test_resume.py).
@@ -8,8 +9,11 @@ exit code is 1 where anything was found. Kills are part of the slow tests (tests
 
 import argparse
 import collections
+import itertools
+import multiprocessing
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import fuzz_files
 import fuzz_folders
@@ -22,26 +26,55 @@ SORTS = ("traceback", "NaN", "hang")
 SHOWN = 20
 
 
-def parts(arguments):
-    """Each part by name: a function of nothing that gives its faults and how many things it tried."""
-    seed = arguments.seed
-
-    def files():
-        found, _, done = fuzz_files.run_all(arguments.files, seed)
-        return found, sum(done.values())
-
-    def tasks():
-        found, codes, done = fuzz_tasks.run(arguments.tasks, seed)
-        print("result codes:", {fuzz_tasks.Code(code).name: count for code, count in sorted(codes.items())})
-        return found, done
-
-    return {
-        "files": files,
-        "configurations": lambda: fuzz_folders.configurations(arguments.configurations, seed),
-        "weights, metrics, manifests": lambda: fuzz_folders.altered(arguments.altered, seed),
-        "folders through commands": lambda: fuzz_folders.through_commands(arguments.folders, seed),
-        "tasks": tasks,
+def pieces(arguments):
+    """What is tried, in pieces that know nothing of one another: (part, function, arguments), the longest first."""
+    parts = {
+        "folders through commands": (fuzz_folders.through_commands, arguments.folders),
+        "files": (files, arguments.files),
+        "configurations": (fuzz_folders.configurations, arguments.configurations),
+        "weights, metrics, manifests": (fuzz_folders.altered, arguments.altered),
     }
+    found = [(name, function, (count, arguments.seed)) for name, (function, count) in parts.items() if count]
+    programs = range(len(fuzz_tasks.programs()) if arguments.tasks else 0)
+    return found + [("tasks", tasks, (arguments.tasks, arguments.seed, number)) for number in programs]
+
+
+def files(count, seed):
+    """Faults of damaged files, and how many there were."""
+    found, _, done = fuzz_files.run_all(count, seed)
+    return found, sum(done.values())
+
+
+def tasks(count, seed, number):
+    """Faults of the tasks of one program, and how many there were."""
+    found, codes, done, told = fuzz_tasks.run_program(number, count, seed)
+    named = {fuzz_tasks.Code(code).name: count for code, count in sorted(codes.items()) if code in set(fuzz_tasks.Code)}
+    print(f"{told}; {named}", flush=True)
+    return found, done
+
+
+def timed(part, function, words):
+    """A piece: its part, faults, how many things it tried, and its seconds."""
+    begun = time.perf_counter()
+    return part, *function(*words), time.perf_counter() - begun
+
+
+def prepare():
+    """A process as the command lines have it; what is compiled is kept for the next time."""
+    compilation_cache.enable()
+    tune()
+
+
+def outcomes(arguments):
+    """Every piece as it ends, by as many processes as were asked for."""
+    if arguments.processes == 1:
+        prepare()
+        yield from itertools.starmap(timed, pieces(arguments))
+        return
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.processes, fresh, initializer=prepare) as pool:
+        for ended in as_completed([pool.submit(timed, *piece) for piece in pieces(arguments)]):
+            yield ended.result()
 
 
 def table(rows):
@@ -56,7 +89,8 @@ def table(rows):
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
 
 
-def main(words=None):
+def parse(words=None):
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name, count in (
         ("tasks", 20_000),
@@ -67,19 +101,20 @@ def main(words=None):
     ):
         parser.add_argument(f"--{name}", type=int, default=count, metavar="N", help=f"(default {count})")
     parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args(words)
-    compilation_cache.enable()
-    tune()
-    rows = []
-    for name, part in parts(arguments).items():
-        begun = time.perf_counter()
-        found, tried = part()
-        rows.append((name, tried, found, time.perf_counter() - begun))
+    parser.add_argument("--processes", type=int, default=2, metavar="N", help="that share the work (default 2)")
+    return parser.parse_args(words)
+
+
+def main(words=None):
+    """Try everything, print the table; 1 where anything was found."""
+    arguments, rows = parse(words), {}
+    for name, found, tried, seconds in outcomes(arguments):
         for kind, described in found[:SHOWN]:
-            print(f"{kind}: {described}")
-        print(f"{name}: {tried:,} tried, {len(found)} faults", flush=True)
-    print(table(rows))
-    return int(any(found for _, _, found, _ in rows))
+            print(f"{kind}: {described}", flush=True)
+        before = rows.get(name, (name, 0, [], 0.0))
+        rows[name] = (name, before[1] + tried, before[2] + found, before[3] + seconds)
+    print(table(rows.values()))
+    return int(any(found for _, _, found, _ in rows.values()))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ NaN, negative or no distribution without a result code that says so, codes that 
 
 import collections
 import faulthandler
+import math
 import time
 import traceback
 from functools import partial
@@ -167,31 +168,37 @@ def solved(rng, program, function):
 
 
 def attempt(rng, program, function):
-    """`solved`, where a traceback is a fault too, and seconds that are too many."""
-    begun = time.perf_counter()
+    """`solved`, where a traceback is a fault too, and its seconds of processor time: other programs may run beside."""
+    begun = time.process_time()
     try:
         found, codes = solved(rng, program, function)
     except Exception:
         found, codes = [("traceback", f"{program}: {traceback.format_exc()}")], collections.Counter()
-    seconds = time.perf_counter() - begun
-    return found, codes, seconds
+    return found, codes, time.process_time() - begun
 
 
-def run(count, seed, told=print):
-    """Some `count` tasks: faults as pairs of kind and description, result codes, and how many tasks there were."""
-    faulthandler.dump_traceback_later(1200, repeat=True)  # says where a program that never ends is
-    faults_found, codes_found, done = [], collections.Counter(), 0
-    for number, (program, share) in enumerate(programs() if count else []):
-        rng = np.random.default_rng([seed, number])
-        with jax.enable_x64(program.double), mock.patch.object(LogisticSoftmax, "most_slices", SLICES):
-            function, begun = compiled(program), time.perf_counter()
-            batches = max(1, round(count * share / BATCH[program.shape]))
-            for index in range(batches):
-                found, codes, seconds = attempt(rng, program, function)
-                if index and seconds > HANG:  # the first one compiles
-                    found.append(("hang", f"{program}: {seconds:.0f} s"))
-                faults_found, codes_found, done = faults_found + found, codes_found + codes, done + sum(codes.values())
-        told(f"{'-'.join(program[:2])} {program.shape}: {batches} batches, {time.perf_counter() - begun:.0f} s")
-        jax.clear_caches()
+def tasks_of(number, count):
+    """How many of `count` tasks one program has: whole batches, so that all programs together have as many or more."""
+    program, share = programs()[number]
+    size = BATCH[program.shape]
+    return math.ceil(count * share / size) * size
+
+
+def run_program(number, count, seed):
+    """The share that one program has of `count` tasks: faults, result codes, how many tasks, and a line about it."""
+    program, rng = programs()[number][0], np.random.default_rng([seed, number])
+    batches = tasks_of(number, count) // BATCH[program.shape]
+    faults_found, codes_found, seconds_of_all = [], collections.Counter(), 0.0
+    faulthandler.dump_traceback_later(1200, exit=False)  # says where a program that never ends is
+    with jax.enable_x64(program.double), mock.patch.object(LogisticSoftmax, "most_slices", SLICES):
+        function = compiled(program)
+        for index in range(batches):
+            found, codes, seconds = attempt(rng, program, function)
+            if index and seconds > HANG:  # the first one compiles
+                found.append(("hang", f"{program}: {seconds:.0f} s"))
+            faults_found, codes_found = faults_found + found, codes_found + codes
+            seconds_of_all += seconds
     faulthandler.cancel_dump_traceback_later()
-    return faults_found, codes_found, done
+    function.clear_cache()  # and not those of the priors, which programs share
+    told = f"{'-'.join(program[:2])} {program.shape}: {batches} batches, {seconds_of_all:.0f} s of processor time"
+    return faults_found, codes_found, sum(codes_found.values()), told

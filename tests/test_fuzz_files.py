@@ -46,11 +46,30 @@ def test_faults_are_counted(tmp_path):
     assert rows == ["files", "4", "1", "1", "0", "2", "1"]
 
 
+def test_pieces_of_a_part_are_added_up(monkeypatch, capsys):
+    pieces = [("tasks", lambda number: ([("NaN", f"piece {number}")] * number, 5), (number,)) for number in (0, 1)]
+    monkeypatch.setattr(fuzz, "pieces", lambda arguments: [*pieces, ("files", lambda: ([], 7), ())])
+    assert fuzz.main(["--processes", "1"]) == 1
+    shown = capsys.readouterr().out
+    rows = [line.split()[:6] for line in shown.splitlines()[-2:]]
+    assert rows == [["tasks", "10", "0", "1", "0", "0"], ["files", "7", "0", "0", "0", "0"]] and "NaN: piece 1" in shown
+    monkeypatch.setattr(fuzz, "pieces", lambda arguments: pieces[:1])
+    assert fuzz.main(["--processes", "1"]) == 0
+
+
+def test_every_task_is_tried_and_none_is_left_to_rounding():
+    words = ["--tasks", "20000", "--folders", "0", "--files", "3"]
+    asked = fuzz.pieces(fuzz.parse(words))
+    assert [name for name, _, _ in asked][:3] == ["files", "configurations", "weights, metrics, manifests"]
+    assert sum(name == "tasks" for name, _, _ in asked) == len(fuzz.fuzz_tasks.programs())
+    assert sum(fuzz.fuzz_tasks.tasks_of(number, 20_000) for number in range(len(fuzz.fuzz_tasks.programs()))) >= 20_000
+
+
 @left_behind
 @pytest.mark.slow
 def test_a_short_form_of_all_the_fuzzing_finds_nothing():
     """`make fuzz` is the long one."""
-    words = "--tasks 0 --files 1500 --configurations 200 --altered 90 --folders 4 --seed 1"
+    words = "--tasks 0 --files 1500 --configurations 200 --altered 90 --folders 4 --seed 1 --processes 1"
     assert fuzz.main(words.split()) == 0
 
 
@@ -58,5 +77,5 @@ def test_a_short_form_of_all_the_fuzzing_finds_nothing():
 @pytest.mark.parametrize("cell", [("cvi", "softmax"), ("cavi", "logistic-softmax"), ("exact", "gaussian")])
 def test_tasks_that_no_data_set_has_are_answered_or_refused(cell, monkeypatch):
     monkeypatch.setattr(fuzz.fuzz_tasks, "programs", lambda: [(fuzz.fuzz_tasks.Program(*cell, (5, 10), False), 1.0)])
-    found, codes, done = fuzz.fuzz_tasks.run(192, 0)
-    assert found == [] and done == 192 and codes[0] > 20
+    found, codes, done, told = fuzz.fuzz_tasks.run_program(0, 192, 0)
+    assert found == [] and done == 192 and codes[0] > 20 and "3 batches" in told
