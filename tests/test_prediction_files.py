@@ -78,7 +78,7 @@ def test_the_lines_of_the_documentation_compute_metrics_again(tmp_path, monkeypa
     p, labels, classes = confident_predictions(4, episodes=60)
     kept(tmp_path, p, labels, classes)
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n([^`]*predictions\.npz[^`]*)```", DOCUMENTED.read_text())
+    (code,) = re.findall(r"```python\n([^`]*read\(.predictions\.npz.[^`]*)```", DOCUMENTED.read_text())
     lines = [line for line in code.splitlines() if line and not line.startswith(("import", "from"))]
     assert len(lines) <= 5
     exec(compile(code, "docs/evaluation.md", "exec"), {})
