@@ -1,4 +1,4 @@
-"""Settings of the process: freed memory is kept, small factorisations use one thread, and the user's word counts."""
+"""Settings of the process: freed memory, threads of factorisations and of XLA, and the user's word counts."""
 
 import json
 import os
@@ -7,6 +7,8 @@ import sys
 
 import pytest
 from conftest import REPOSITORY
+
+from fewshot.runners.cli import processor
 
 CODE = """
 import ctypes, json, resource
@@ -50,6 +52,49 @@ def test_freed_memory_is_kept_and_factorisations_use_one_thread():
 
 
 def test_what_the_user_has_set_stays():
-    tuned, before, after, _ = outcome(MALLOC_TOP_PAD_="0", OPENBLAS_NUM_THREADS="2")
-    assert tuned == {"memory": False, "threads": False}
+    tuned, before, after, _ = outcome(MALLOC_TOP_PAD_="0", OPENBLAS_NUM_THREADS="2", PJRT_NPROC="2")
+    assert not any(tuned.values())
     assert after > before / 2
+
+
+@pytest.mark.parametrize("cores, wanted", [(1, None), (2, "4"), (3, "4"), (4, None), (64, None)])
+def test_few_cores_have_more_of_the_threads_that_wait_for_one_another(cores, wanted, monkeypatch):
+    monkeypatch.setattr(processor.os, "sched_getaffinity", lambda process: range(cores), raising=False)
+    for name in ("PJRT_NPROC", "NPROC"):
+        monkeypatch.setenv(name, "1")  # so that what is set below is forgotten
+        monkeypatch.delenv(name)
+    assert processor.enough_threads() is (wanted is not None) and os.environ.get("PJRT_NPROC") == wanted
+    monkeypatch.setenv("PJRT_NPROC", "2")
+    assert processor.enough_threads() is False and os.environ["PJRT_NPROC"] == "2"
+
+
+INDEPENDENT = """
+import faulthandler, sys, time
+faulthandler.dump_traceback_later(150, exit=True)
+from fewshot.runners.cli import processor
+if sys.argv[1] == "tuned":
+    processor.tune()
+import jax, jax.numpy as jnp
+a = jax.random.normal(jax.random.key(0), (32, 60, 60))
+a = a @ a.transpose(0, 2, 1) + 60 * jnp.eye(60)
+
+@jax.jit
+def batches(a, t):
+    by = a + t * jnp.eye(60)
+    solved = jax.scipy.linalg.solve_triangular(jnp.tril(a), by, lower=True)
+    return jnp.linalg.eigh(by)[0].sum() + solved.sum() + jnp.linalg.cholesky(by + jnp.eye(60)).sum()
+
+begun = time.monotonic()
+while time.monotonic() - begun < 60:
+    for t in range(20):
+        batches(a, jnp.float32(t)).block_until_ready()
+print("ended")
+"""
+
+
+@pytest.mark.slow
+def test_independent_factorisations_do_not_wait_for_one_another_for_ever():
+    """Without `tune` and with two threads it hung within a minute in three of three runs (jaxlib 0.10.2, two cores)."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PJRT_NPROC", "NPROC")}
+    done = subprocess.run([sys.executable, "-c", INDEPENDENT, "tuned"], cwd=REPOSITORY, env=kept, capture_output=True)
+    assert done.stdout.split() == [b"ended"], done.stderr.decode()[-2000:]
