@@ -87,6 +87,8 @@ def test_only_entries_newer_than_the_last_check_are_read(tmp_path):
     os.utime(tmp_path / "e-cache", (1, 1))
     assert compilation_cache.remove_damaged(tmp_path) == [tmp_path / "d-cache"]
     assert sorted(path.name[0] for path in tmp_path.glob("*-cache")) == ["a", "c", "e"]
+    os.utime(tmp_path / ".checked", (2**33, 2**33))  # the clock was set back since
+    assert compilation_cache.remove_damaged(tmp_path) == [tmp_path / "e-cache"]
 
 
 @pytest.mark.parametrize("entry", [b"", b"\x78", b"\x78\x9cgarbage"])

@@ -112,6 +112,25 @@ def test_only_the_gaussian_algebra_factorises_a_matrix():
     assert found == ALGEBRA | {"evaluation/calibration_interval.py"}  # whose matrix is of statistics, in NumPy
 
 
+def clocks_that_jump(source):
+    """What a file reads of the clock that people and time servers set, by which no duration may be measured."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in ("time", "time_ns", "localtime", "now", "utcnow", "today"):
+            yield node.attr
+        if isinstance(node, ast.ImportFrom) and node.module in ("time", "datetime"):
+            yield from (alias.name for alias in node.names)
+
+
+def test_no_duration_is_measured_by_a_clock_that_jumps():
+    found = {
+        path.relative_to(REPOSITORY).as_posix()
+        for package in ALLOWED
+        for path in files(package)
+        if list(clocks_that_jump(path.read_text()))
+    }
+    assert found == {"training/events.py"}  # TensorBoard shows when a number was written
+
+
 def test_every_package_is_listed_for_installation():
     listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     present = {

@@ -56,11 +56,14 @@ def is_private(folder: Path) -> bool:
 def remove_damaged(folder: Path) -> list[Path]:
     """Delete entries that a killed process left half-written, among those newer than the last check; return them.
 
-    JAX never rewrites an entry that it cannot read, and warns of it in every later run.
+    JAX never rewrites an entry that it cannot read, and warns of it in every later run. Where the last check lies in
+    the future, because somebody set the clock back, all entries are looked at.
     """
     stamp = folder / _CHECKED
     checked = stamp.stat().st_mtime_ns if stamp.exists() else 0
     stamp.touch()
+    if checked > stamp.stat().st_mtime_ns:
+        checked = 0
     new = [path for path in folder.glob("*-cache") if path.stat().st_mtime_ns >= checked]
     damaged = [path for path in new if not _is_complete(path.read_bytes())]
     for path in damaged:
