@@ -5,6 +5,7 @@ error that the check has to catch. The slow ones test that too. Sizes are such t
 """
 
 import functools
+import importlib
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from fewshot.models.gaussian import GaussianPrior, with_root
 from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach
 from fewshot.models.likelihoods.logistic_softmax import LogisticSoftmaxLatents
 
+gibbs_module = importlib.import_module("fewshot.inference.inner.gibbs")  # whose name the function has too
 LIKELIHOODS = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
 FAMILY = 0.01  # error rate of a family of comparisons; four statistics of two samplers make 8
 REPLICATES = 1000
@@ -137,6 +139,23 @@ def test_the_number_of_slices_follows_the_temperature_and_the_points():
     assert [int(found(tau)) for tau in (0.2, 0.6, 10.0)] == [40, 28, 1]
 
 
+def first_of_all(number, deviation):
+    """A planted error: all classes move as the first does, which is not independent of what is left."""
+    return jnp.broadcast_to(deviation[0], deviation.shape)
+
+
+def test_parts_of_slices_are_projections_independent_of_what_is_left():
+    """P^2 = P and P (I - P)^T = 0 over the classes, with alike covariances; together they reach all there is."""
+    parts = np.stack([gibbs_module._part(jnp.asarray(number), jnp.eye(4)) for number in range(5)])
+    for matrix in parts:
+        np.testing.assert_allclose(matrix @ matrix, matrix, atol=1e-6)
+        np.testing.assert_allclose(matrix @ (np.eye(4) - matrix).T, 0, atol=1e-6)
+    assert [int(np.linalg.matrix_rank(matrix)) for matrix in parts] == [1] * 5
+    np.testing.assert_allclose(parts[:4].sum(0), np.eye(4), atol=1e-6)
+    np.testing.assert_allclose(parts[4], 1 / 4, atol=1e-6)
+    np.testing.assert_array_equal(gibbs_module._part(jnp.asarray(9), jnp.eye(4)), parts[4])  # in turn
+
+
 class SlicedOfThree(LogisticSoftmax):
     """Takes no slice, but where it is told of three points."""
 
@@ -155,7 +174,7 @@ def test_points_that_are_not_real_call_for_no_slices(real):
 
 
 @pytest.mark.long
-def test_slices_within_a_sweep_leave_the_posterior_invariant():
+def test_slices_within_a_sweep_leave_the_posterior_invariant(monkeypatch):
     prior, y, count = small_prior(2, 2), jnp.asarray([0, 1], jnp.int32), 20_000
     f = np.asarray(prior_draws(jax.random.key(0), prior, count))
     density = np.exp(jax.vmap(lambda one: jnp.sum(LogisticSoftmax().log_prob(y, one)))(f))
@@ -179,6 +198,8 @@ def test_slices_within_a_sweep_leave_the_posterior_invariant():
     assert errors(LogisticSoftmax()).max() < bound
     # So large an error is found with all but one of 10,000 seeds.
     assert errors(Doubled()).max() > bound + norm.isf(1e-4)
+    monkeypatch.setattr(gibbs_module, "_part", first_of_all)
+    assert errors(LogisticSoftmax()).max() > bound + norm.isf(1e-4)
 
 
 # K6: means and standard deviations against NUTS
@@ -422,6 +443,23 @@ def test_a_sampler_that_has_not_mixed_is_reported_and_one_that_has_is_not():
     broken = Info(jnp.zeros(()), jnp.zeros(()), jnp.asarray(Code.NON_FINITE), jnp.asarray(0))
     failed = lost._replace(step=lambda key, state, prior, y, mask: (state, broken))
     assert (codes(failed) == Code.NON_FINITE).all()  # what is worse is said
+
+
+@pytest.mark.slow
+def test_logistic_softmax_mixes_at_a_small_temperature(monkeypatch):
+    """5-way 5-shot at tau = 0.2 and mean -3, where slices of all latents at once were too slow on most tasks."""
+    priors = [problem(seed, classes=5, points=25, mean=False).prior for seed in range(8)]
+    prior = jax.tree.map(lambda *leaves: jnp.stack(leaves), *priors)
+    prior, y = prior._replace(mean=prior.mean - 3.0), jnp.tile(jnp.arange(5, dtype=jnp.int32), 5)
+    kernel, keys = gibbs(LogisticSoftmax(temperature=0.2)), jax.random.split(jax.random.key(0), 8)
+
+    def not_mixed():
+        codes = jax.jit(jax.vmap(lambda key, one: settle(key, kernel, one, y)[1]))(keys, prior)
+        return int(np.sum(np.asarray(codes) == Code.NOT_MIXED))
+
+    assert not_mixed() == 0
+    monkeypatch.setattr(gibbs_module, "_part", lambda number, deviation: deviation)
+    assert not_mixed() >= 3
 
 
 @pytest.mark.long

@@ -4,9 +4,10 @@ Two blocks, both drawn exactly: aux | f, y (the likelihood's `aux_conditional`) 
 prior times `sites` of aux, drawn by Matheron's rule (`GaussianPrior.draw`). Given the sites of a draw everything
 else is Gaussian algebra, so predictions average Gaussians over the chains, not draws of f.
 
-Where the blocks hardly move each other (logistic-softmax at small temperatures) a sweep also takes elliptical slices of
-f under the likelihood without its augmentation, after f | aux and before aux | f, y: they leave p(f | y) invariant, and
-aux is drawn anew given where they end, so that the joint distribution stays. They need no factorisation.
+Where the blocks hardly move each other (logistic-softmax at small temperatures) a sweep also takes elliptical slices
+under the likelihood without its augmentation, of one class or of what all share (LS8), after f | aux and before
+aux | f, y: they leave p(f | y) invariant, and aux is drawn anew given where they end, so that the joint distribution
+stays. They need no factorisation.
 """
 
 from functools import partial
@@ -192,7 +193,7 @@ def _number_of_points(y: Array, mask: Mask | None) -> int | Array:
 def _sliced(
     key: Array, likelihood: Likelihood, f: Array, prior: GaussianPrior, y: Array, mask: Mask | None, number: _Slices
 ) -> Array:
-    """f after elliptical slices under p(y | f); no gradient passes through them."""
+    """f after elliptical slices under p(y | f), of its parts in turn; no gradient passes through them."""
     fixed, prior = jax.tree.map(_stopped, (likelihood, prior))
     root, mean = root_of(prior), prior.mean
 
@@ -202,9 +203,23 @@ def _sliced(
     def fresh(one: Array) -> Array:
         return jax.random.normal(one, (len(mean), root.shape[-1]), root.dtype) @ root.T
 
-    start = jax.lax.stop_gradient(f) - mean
-    deviation, _, _ = elliptical_slice(key, start, data(start), data, fresh, number.most, number.taken)
+    part_key, slice_key = jax.random.split(key)
+    first, start = jax.random.randint(part_key, (), 0, len(mean) + 1), jax.lax.stop_gradient(f) - mean
+
+    def part(slice_: Array, u: Array) -> Array:
+        return _part(first + slice_, u)
+
+    taken = number.taken
+    deviation, _, _ = elliptical_slice(slice_key, start, data(start), data, fresh, number.most, taken, part)
     return mean + deviation
+
+
+def _part(number: Array, deviation: Array) -> Array:
+    """What a slice moves (LS8): what all classes share or, in turn, one class, of latents less their prior mean."""
+    classes = len(deviation)
+    chosen = number % (classes + 1)
+    shared = jnp.broadcast_to(jnp.mean(deviation, axis=0), deviation.shape)
+    return jnp.where(chosen == classes, shared, jnp.where(jnp.arange(classes)[:, None] == chosen, deviation, 0.0))
 
 
 def _stopped(leaf: PyTree) -> PyTree:
