@@ -369,8 +369,8 @@ def override_targets(config: RunConfig) -> dict[str, list[Override]]:
     if config.learner != GAUSSIAN_PROCESS:
         return {"learner": Override.of(learners.LEARNERS[config.learner]), **shared}
     kernel = models.KERNELS[config.kernel]
-    values = starting_values(kernel(), prior_mean(config))
-    starts = [Override(name, float, value) for name, value in values.items()]
+    values = starting_values(kernel(), models.ALL_LIKELIHOODS[config.likelihood]().prior_mean)
+    starts = [Override(name, float | None if name == "mean" else float, value) for name, value in values.items()]
     return {
         "inference": Override.of(inference.INFERENCE[config.inference]),
         "likelihood": Override.of(models.ALL_LIKELIHOODS[config.likelihood]),
@@ -380,8 +380,12 @@ def override_targets(config: RunConfig) -> dict[str, list[Override]]:
 
 
 def prior_mean(config: RunConfig) -> float | None:
-    """Where the learned prior mean of the latents starts; None where the likelihood knows differences only."""
-    return models.ALL_LIKELIHOODS[config.likelihood]().prior_mean
+    """Where the learned prior mean of the latents starts.
+
+    None where the likelihood knows differences only, or with `--set kernel.mean=none`.
+    """
+    start = models.ALL_LIKELIHOODS[config.likelihood]().prior_mean
+    return None if config.settings.get("kernel.mean", start) is None else start
 
 
 def default_run_dir(config: RunConfig) -> str:
