@@ -14,7 +14,13 @@ from fewshot.models.gaussian import (
     Posterior,
     Query,
 )
-from fewshot.models.likelihoods.base import ClassLikelihood, CompositeLikelihood, Likelihood, RealLikelihood
+from fewshot.models.likelihoods.base import (
+    ClassLikelihood,
+    CompositeLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    RealLikelihood,
+)
 
 FEWEST_DRAWS = 32
 
@@ -36,10 +42,42 @@ def log_predictive(
     key: Key[Array, ""], likelihood: Likelihood, posterior: Posterior, query: Query, y: Shaped[Array, " Q"]
 ) -> Float[Array, " Q"]:
     """log p(y_* | data) of every query; a probability that underflows counts as the smallest normal number."""
+    return log_predictive_at(key, likelihood, posterior.predict(query), y)
+
+
+def log_predictive_at(
+    key: Key[Array, ""], likelihood: Likelihood, marginals: Marginals | JointMarginals, y: Shaped[Array, " Q"]
+) -> Float[Array, " Q"]:
+    """The same of marginals of q."""
     if isinstance(likelihood, RealLikelihood):
-        return likelihood.distribution(posterior.predict(query)).log_prob(y)
-    probabilities = predict(key, likelihood, posterior, query)
-    own = jnp.take_along_axis(probabilities, y[:, None], axis=1)[:, 0]
+        return likelihood.distribution(marginals).log_prob(y)
+    return _log_of_own(predict_marginals(key, likelihood, marginals), y)
+
+
+def log_expected_density(
+    key: Key[Array, ""], likelihood: Likelihood, marginals: Marginals | JointMarginals, y: Shaped[Array, " N"]
+) -> Float[Array, " N"]:
+    """log E_q p(y_n | f_n), the density as inference sees it: of one-vs-each it is not normalised over the label."""
+    if isinstance(likelihood, GaussianLikelihood):
+        return _log_integral(likelihood, marginals, y)
+    if isinstance(likelihood, CompositeLikelihood):
+        return _log_of_own(likelihood.expected_density(key, marginals), y)
+    return log_predictive_at(key, likelihood, marginals, y)
+
+
+def _log_integral(
+    likelihood: GaussianLikelihood, marginals: Marginals | JointMarginals, y: Shaped[Array, " N"]
+) -> Float[Array, " N"]:
+    """log E_q p(y_n | f_n) of a likelihood that is log p(y_n | 0) + h f - 1/2 W f^2, f of every class on its own."""
+    mean, variance = marginals.mean, marginals.variance
+    shift, precision = likelihood.gaussian_sites(y, mean.shape[0])
+    wider, left = 1 + precision * variance, shift - precision * mean
+    terms = (shift + left) * mean + variance / wider * left**2 - jnp.log(wider)
+    return likelihood.log_prob(y, jnp.zeros_like(mean)) + 0.5 * jnp.sum(terms, axis=0)
+
+
+def _log_of_own(values: Float[Array, "Q C"], y: Shaped[Array, " Q"]) -> Float[Array, " Q"]:
+    own = jnp.take_along_axis(values, y[:, None], axis=1)[:, 0]
     return jnp.log(jnp.maximum(own, jnp.finfo(own.dtype).tiny))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from fewshot.models.backbones import MLP, Backbone, Conv4, Identity, ResNet12
+from fewshot.models.backbones import MLP, Backbone, Conv4, Conv4Maps, Identity, ResNet12
 from fewshot.models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, Normal, OneVsEach, Softmax, StudentT
 from fewshot.models.likelihoods.base import ClassLikelihood, Likelihood, RealLikelihood
@@ -32,6 +32,7 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
 
 BACKBONES: dict[str, Callable[..., Backbone]] = {
     "conv4": Conv4,
+    "conv4-maps": Conv4Maps,
     "resnet12": ResNet12,
     "mlp": MLP,
     "identity": Identity,

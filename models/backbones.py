@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,8 @@ class TaskBatchNorm(nnx.Module):
 class ConvBlock(nnx.Module):
     """3x3 convolution (same padding), batch norm, ReLU, 2x2 max-pool (floor)."""
 
+    padded: ClassVar[bool] = True
+
     def __init__(
         self, channels_in: int, channels_out: int, *, rngs: nnx.Rngs, momentum: float = 0.9, precision: str = "auto"
     ):
@@ -93,9 +96,24 @@ class ConvBlock(nnx.Module):
         self.norm.record(sign * mean, variance)
         return y
 
-    def _convolve(self, x: Float[Array, "T N H W Ch"], factor: Float[Array, " D"]) -> Float[Array, "T N H W D"]:
+    def _convolve(self, x: Float[Array, "T N H W Ch"], factor: Float[Array, " D"]) -> Float[Array, "T N h w D"]:
         kernel = self.kernel[...] * factor
-        return _convolve_tasks(x, kernel, self.precision)
+        found = _convolve_tasks(x, kernel, self.precision)
+        return found if self.padded else found[:, :, 1:-1, 1:-1]  # away from the border padding changes nothing
+
+
+class UnpaddedBlock(ConvBlock):
+    """ConvBlock without padding: x [T, N, H, W, Ch] to [T, N, H // 2 - 1, W // 2 - 1, D]."""
+
+    padded: ClassVar[bool] = False
+
+
+class FlatBlock(ConvBlock):
+    """ConvBlock without its pooling: x [T, N, H, W, Ch] to [T, N, H, W, D]."""
+
+    def __call__(self, x: Float[Array, "T N H W Ch"], train: bool) -> Float[Array, "T N H W D"]:
+        """Convolution, batch norm, ReLU."""
+        return jax.nn.relu(self.norm(_convolve_tasks(x, self.kernel[...], self.precision), train))
 
 
 def _initial(rngs: nnx.Rngs, *shape: int) -> Array:
@@ -157,6 +175,46 @@ class Conv4(_Blocks):
         block = partial(ConvBlock, rngs=rngs, momentum=momentum, precision=precision)
         super().__init__(image_shape, block, (image_shape[2], width, width, width, width))
         self.features = (image_shape[0] >> self.depth) * (image_shape[1] >> self.depth) * width
+
+    def __call__(self, x: Images, train: bool) -> Features:
+        """Images x [T, N, H, W, Ch] in [0, 1] to features [T, N, D]."""
+        return self.maps(x, train).reshape(*x.shape[:2], self.features)
+
+
+class Conv4Maps(Backbone):
+    """Conv4 with larger last maps, for relation networks: 28x28x1 -> 5x5 maps, 84x84x3 -> 19x19 (Sung et al. 2018).
+
+    Two blocks without padding pool, two with padding do not. precision: as in Conv4. Raises ValueError for images
+    smaller than 10x10.
+    """
+
+    def __init__(
+        self,
+        image_shape: tuple[int, int, int],
+        *,
+        rngs: nnx.Rngs,
+        width: int = 64,
+        momentum: float = 0.9,
+        precision: str = "auto",
+    ):
+        self.image_shape = image_shape
+        sides = [((side - 2) // 2 - 2) // 2 for side in image_shape[:2]]
+        if min(sides) < 1:
+            raise ValueError(
+                f"Conv4Maps expects images of at least 10x10, got {image_shape[0]}x{image_shape[1]}: "
+                "enlarge them or use MLP"
+            )
+        self.features = math.prod(sides) * width
+        channels = (image_shape[2], width, width, width, width)
+        for i, (inputs, outputs) in enumerate(pairwise(channels)):
+            make = UnpaddedBlock if i < 2 else FlatBlock
+            setattr(self, f"block{i}", make(inputs, outputs, rngs=rngs, momentum=momentum, precision=precision))
+
+    def maps(self, x: Images, train: bool) -> Float[Array, "T N h w D"]:
+        """Images x [T, N, H, W, Ch] to the last block's output."""
+        for i in range(4):
+            x = getattr(self, f"block{i}")(x, train)
+        return x
 
     def __call__(self, x: Images, train: bool) -> Features:
         """Images x [T, N, H, W, Ch] in [0, 1] to features [T, N, D]."""

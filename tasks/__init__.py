@@ -37,6 +37,7 @@ PHOTOGRAPHS: dict[str, Callable[[str | os.PathLike | None, int | None], Splits]]
     "tinyimagenet": tinyimagenet.load,
     "cub": birds.load,
     "mini-imagenet": mini_imagenet.load,
+    "mini-imagenet-cub": mini_imagenet.load_with_birds,
 }
 # How their data sets make a square image of a photograph.
 CROPS: dict[str, Crop] = {
@@ -44,6 +45,7 @@ CROPS: dict[str, Crop] = {
     "tinyimagenet": tinyimagenet.crop,
     "cub": birds.crop,
     "mini-imagenet": mini_imagenet.crop,
+    "mini-imagenet-cub": mini_imagenet.crop,
 }
 # Files of the user, named after a colon.
 OWN: dict[str, Callable[[str, int | None], Splits]] = {"folder": folders.load, "embeddings": embeddings.load}

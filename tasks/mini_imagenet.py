@@ -9,6 +9,8 @@ data root, in one of two layouts:
 The three lists are published at https://github.com/twitter/meta-learning-lstm/tree/master/data/miniImagenet, the images
 are those of ImageNet (ILSVRC 2012, https://www.image-net.org), which its terms of use do not let us pass on. Images are
 stretched to 1.15 times the size on both sides, of which the middle is kept, as Chen et al. (2019) do.
+
+`mini-imagenet-cub` trains on its training classes, and validates and tests on those of CUB (`birds`), as the papers do.
 """
 
 import csv
@@ -17,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fewshot.tasks.episodes import Splits
+from fewshot.tasks import birds
+from fewshot.tasks.episodes import Splits, make_splits
 from fewshot.tasks.files import DataError, resolve_root
 from fewshot.tasks.images import subfolders
 from fewshot.tasks.photographs import (
@@ -56,6 +59,19 @@ def load(data_root: str | os.PathLike | None = None, size: int | None = None) ->
         _check(path, [len(classes[part]) for part in SPLITS])
         return folder_splits(name, side, classes, crop, "mini-imagenet")
     raise DataError(f"expected images in one of two layouts in {path}, got neither; {LAYOUT}")
+
+
+def load_with_birds(data_root: str | os.PathLike | None = None, size: int | None = None) -> Splits:
+    """64 training classes of mini-ImageNet, 50 validation and 50 test classes of CUB, at 84 pixels or at `size`.
+
+    Raises:
+        DataError: what either of the two raises.
+    """
+    name, side = named("mini-imagenet-cub", size, SIZE)
+    new = birds.load(data_root, side)  # first: it is checked faster
+    known = load(data_root, side)
+    parts = {"train": known, "validation": new, "test": new}
+    return make_splits(name, {part: (getattr(of, part), of.class_names[part]) for part, of in parts.items()})
 
 
 def _from_lists(name: str, side: int, path: Path) -> Splits:

@@ -10,7 +10,7 @@ from problems import defined
 
 from fewshot import models
 from fewshot.models import backbones
-from fewshot.models.backbones import MLP, Conv4, ConvBlock, ResidualBlock, ResNet12, TaskBatchNorm
+from fewshot.models.backbones import MLP, Conv4, Conv4Maps, ConvBlock, ResidualBlock, ResNet12, TaskBatchNorm
 from fewshot.models.convolution import EPSILON, PRECISIONS, conv3x3, max_pool, norm_relu_pool, pool_first
 from fewshot.models.layers import linear
 
@@ -289,6 +289,58 @@ def test_conv4_feature_sizes_and_too_small_images():
     assert Conv4((84, 84, 3), rngs=nnx.Rngs(0)).features == 1600
     with pytest.raises(ValueError, match="at least 16x16, got 12x28"):
         Conv4((12, 28, 1), rngs=nnx.Rngs(0))
+
+
+def plain_maps(weights, x, train):
+    """Conv4Maps of one task x [N, H, W, Ch] in plain layers: two unpadded blocks that pool, two padded that do not."""
+    for i in range(4):
+        block = weights[f"block{i}"]
+        padding = "VALID" if i < 2 else "SAME"
+        axes = ("NHWC", "HWIO", "NHWC")
+        z = jax.lax.conv_general_dilated(x, block["kernel"], (1, 1), padding, dimension_numbers=axes)
+        mean, variance = block["norm"]["mean"], block["norm"]["variance"]
+        if train:
+            mean, variance = z.mean((0, 1, 2)), z.var((0, 1, 2))
+        z = block["norm"]["scale"] * (z - mean) / jnp.sqrt(variance + EPSILON) + block["norm"]["shift"]
+        x = jax.nn.relu(z)
+        x = max_pool(x[None])[0] if i < 2 else x
+    return x
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("train", [False, True])
+def test_conv4_with_larger_maps_and_its_gradient_equal_plain_layers(train):
+    with jax.enable_x64(True):
+        network = Conv4Maps((13, 12, 2), rngs=nnx.Rngs(0), width=3)
+        for i in range(4):
+            norm = getattr(network, f"block{i}").norm
+            norm.scale[...], norm.shift[...] = jnp.asarray([0.7, -1.3, 0.4]), jnp.asarray([0.3, 0.1, -0.5])
+            norm.mean[...], norm.variance[...] = jnp.asarray([0.1, -0.2, 0.3]), jnp.asarray([0.5, 2.0, 1.5])
+        x = jax.random.normal(jax.random.key(1), (1, 4, 13, 12, 2))
+        graph, state = nnx.split(network)
+        weights = jax.random.normal(jax.random.key(2), (4, 1, 1, 3))
+
+        def mine(weights_of, x):
+            held = nnx.replace_by_pure_dict(state, weights_of) or state
+            return jnp.sum(weights * nnx.merge(graph, held, copy=True).maps(x, train)[0])
+
+        def plain(weights_of, x):
+            return jnp.sum(weights * plain_maps(weights_of, x[0], train))
+
+        values = nnx.to_pure_dict(state)
+        found, of_found = jax.value_and_grad(mine, argnums=1)(values, x)
+        usual, of_usual = jax.value_and_grad(plain, argnums=1)(values, x)
+        np.testing.assert_allclose(found, usual, rtol=1e-10)
+        np.testing.assert_allclose(of_found, of_usual, rtol=1e-9, atol=1e-12)
+
+
+def test_conv4_with_larger_maps_has_the_published_sizes():
+    for shape, maps in (((28, 28, 1), (5, 5, 64)), ((84, 84, 3), (19, 19, 64))):
+        network = Conv4Maps(shape, rngs=nnx.Rngs(0))
+        assert jax.eval_shape(lambda x, of=network: of.maps(x, False), jnp.zeros((1, 1, *shape))).shape[2:] == maps
+        assert network.features == np.prod(maps)
+    with pytest.raises(ValueError, match=r"Conv4Maps expects images of at least 10x10, got 9x28"):
+        Conv4Maps((9, 28, 1), rngs=nnx.Rngs(0))
 
 
 def test_evaluation_leaves_the_running_statistics_alone():

@@ -72,6 +72,24 @@ def test_runs_from_before_training_images_were_changed_had_none_changed():
     assert RunConfig.from_json(stored).trainer.augment == "none"
 
 
+def test_matching_from_before_context_embeddings_had_none():
+    stored = resolve(parse(["--learner", "matching"])).to_json()
+    assert stored["settings"]["learner.context"] is True
+    del stored["settings"]["learner.context"]
+    assert RunConfig.from_json(stored).settings["learner.context"] is False
+    asked = resolve(parse(["--learner", "matching", "--set", "learner.context=false"])).to_json()
+    assert RunConfig.from_json(asked).settings["learner.context"] is False
+
+
+def test_relation_has_a_conv4_of_its_own_and_runs_from_before_keep_theirs():
+    config = resolve(parse(["--learner", "relation"]))
+    assert config.backbone == "conv4-maps" and "backbone" in config.chosen
+    assert resolve(parse(["--learner", "relation", "--backbone", "mlp"])).backbone == "mlp"
+    assert resolve(parse(["--learner", "matching"])).backbone == "conv4"
+    stored = {**config.to_json(), "backbone": "conv4", "chosen": []}
+    assert RunConfig.from_json(stored).backbone == "conv4"
+
+
 def test_the_prior_of_the_output_scale_goes_with_the_likelihood():
     """Regressed labels are -1 and 1; logits are larger."""
 

@@ -9,7 +9,8 @@ from problems import double
 
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners import LogisticRegression, Matching, NearestMean, Prototypical, Relation, logistic_regression
-from fewshot.models.backbones import Conv4, Identity
+from fewshot.models.backbones import Conv4, Conv4Maps, Identity
+from fewshot.models.networks.context import READS
 from fewshot.tasks import Task
 
 FEATURES, CLASSES = 5, 3
@@ -78,8 +79,69 @@ def test_matching_attends_to_every_labelled_image(monkeypatch):
         cosines = [max(0, new @ old / np.linalg.norm(new) / np.linalg.norm(old)) for old in x]
         for attention, label in zip(softmax(3.0 * np.array(cosines)), y, strict=True):
             expected[q, label] += attention
-    found = probabilities(Matching(PIXELS, way=CLASSES), x, y, query)
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    learner = Matching(PIXELS, way=CLASSES, context=False, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(probabilities(learner, x, y, query), expected, rtol=1e-9)
+
+
+def matching(seed=0):
+    return Matching(PIXELS, way=CLASSES, rngs=nnx.Rngs(seed))
+
+
+@pytest.mark.long
+@double
+def test_matching_with_context_attends_in_the_embedding_of_its_task(monkeypatch):
+    """Loops over images and reads, with flax's LSTM cells."""
+    monkeypatch.setattr(Matching, "sharpness", 3.0)
+    (x, y, query), learner = points(), matching()
+    known, asked = embedded_by_loops(learner.context, x, query)
+    unit, new = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (known, asked))
+    attention = softmax(3.0 * np.maximum(0, new @ unit.T))
+    found = probabilities(learner, x, y, query)
+    np.testing.assert_allclose(found, attention @ np.eye(CLASSES)[y], rtol=1e-9)
+    plain = probabilities(Matching(PIXELS, way=CLASSES, context=False, rngs=nnx.Rngs(0)), x, y, query)
+    assert np.abs(found - plain).max() > 1e-3
+
+
+@pytest.mark.long
+@double
+def test_matching_with_context_knows_no_order_of_its_images():
+    (x, y, query), order = points(), np.array([3, 0, 6, 2, 5, 1, 4])
+    found = probabilities(matching(), x, y, query)
+    np.testing.assert_allclose(probabilities(matching(), x[order], y[order], query), found, rtol=1e-12)
+    x[3] += 1  # of one class: every class notices
+    assert np.abs(probabilities(matching(), x, y, query) - found).max() > 1e-3
+
+
+def flax_cell(lstm, inputs):
+    """flax's cell with the weights of one of ours: its gates are named, its order is that of their letters."""
+    cell = nnx.LSTMCell(inputs, lstm.size, param_dtype=np.float64, rngs=nnx.Rngs(0))
+    kernels = np.split(np.asarray(lstm.gates.kernel[...]), 4, axis=1)
+    biases = np.split(np.asarray(lstm.gates.bias[...]), 4)
+    for gate, kernel, bias in zip("ifog", kernels, biases, strict=True):
+        getattr(cell, "if_" if gate == "f" else f"i{gate}").kernel[...] = kernel[:inputs]
+        getattr(cell, f"h{gate}").kernel[...] = kernel[inputs:]
+        getattr(cell, f"h{gate}").bias[...] = bias
+    return cell
+
+
+def embedded_by_loops(context, x, query):
+    """(F1) of labelled features and (F2) of queries."""
+    ways = {name: flax_cell(getattr(context, name), FEATURES) for name in ("forward", "backward")}
+    known, blank = x.copy(), jnp.zeros(FEATURES)
+    for name, sign in (("forward", 1), ("backward", -1)):
+        carry = blank, blank
+        for n in np.argsort(x.sum(1))[::sign]:
+            carry, hidden = ways[name](carry, jnp.asarray(x[n]))
+            known[n] += hidden
+    attending, asked = flax_cell(context.attending, 2 * FEATURES), query.copy()
+    for q, new in enumerate(query):
+        cell, hidden = blank, new
+        for _ in range(READS):
+            read = softmax(known @ hidden) @ known
+            (cell, _), out = attending((cell, jnp.asarray(hidden)), jnp.asarray(np.concatenate([new, read])))
+            hidden = new + np.asarray(out)
+        asked[q] = hidden
+    return known, asked
 
 
 @double
@@ -158,12 +220,18 @@ def test_relation_sees_the_maps_of_a_network_that_has_them():
     assert learner.comparison.hidden.kernel[...].shape == (2, 8)  # pooled once to one pixel, two channels
 
 
+def test_relation_on_characters_compares_maps_of_five_by_five():
+    learner = Relation(Conv4Maps((28, 28, 1), rngs=nnx.Rngs(0), width=2), way=2, rngs=nnx.Rngs(0))
+    assert learner.embed(jnp.zeros((3, 28, 28, 1))).shape == (3, 5, 5, 2)
+    assert learner.comparison.hidden.kernel[...].shape == (2, 8)  # pooled twice to one pixel, two channels
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("make", [Prototypical, Matching])
+@pytest.mark.parametrize("make", [lambda: Prototypical(PIXELS, way=CLASSES), matching])
 def test_masked_points_and_classes_count_for_nothing(make):
     """Whatever a padded point holds: here an image a thousand times as large."""
     x, y, query = (np.asarray(part, np.float32) if part.dtype == float else part for part in points())
-    learner = make(PIXELS, way=CLASSES)
+    learner = make()
     whole = probabilities(learner, x, y, query)
     mask = Mask(jnp.arange(len(y) + 2) < len(y), jnp.arange(CLASSES + 1) < CLASSES)
     wider, labels = np.concatenate([x, 1000 * x[:2]]), np.concatenate([y, [1, 3]]).astype(np.int32)

@@ -10,7 +10,14 @@ from fewshot.inference.inner import cavi, cvi, exact, fit, gibbs, gradient, lapl
 from fewshot.inference.inner.base import usable_inferences
 from fewshot.inference.inner.cvi import Curvature
 from fewshot.inference.outer.hypergradients import implicit, sites, unroll
-from fewshot.inference.outer.objectives import check_combination, elbo, evidence, predictive
+from fewshot.inference.outer.objectives import (
+    cavity_evidence,
+    check_combination,
+    elbo,
+    evidence,
+    leave_one_out,
+    predictive,
+)
 from fewshot.models import LIKELIHOODS
 from fewshot.models.expectations import Exact
 from fewshot.models.likelihoods import LabelRegression, OneVsEach, Softmax
@@ -76,15 +83,16 @@ def test_no_steps_are_refused():
 
 NO_SITES, DRAWS, NO_BOUND = "it has no sites", "random draws, through which no gradient", "draws maximise no bound"
 NO_FIXED_POINT, NO_VALUE = "there is no fixed point", "its own total derivative is not that of any bound"
+NO_CAVITY = "a draw without one of its sites"
 REFUSED = {
     "cvi": {("evidence", "unroll"): NO_VALUE, ("evidence", "implicit"): NO_VALUE},
     "cavi": {("evidence", "unroll"): NO_VALUE, ("evidence", "implicit"): NO_VALUE},
     "gibbs": {(objective, mode): DRAWS for objective in OBJECTIVES for mode in ("unroll", "implicit")}
-    | {("elbo", "sites"): NO_BOUND},
+    | {("elbo", "sites"): NO_BOUND, ("cavity-evidence", "sites"): NO_CAVITY, ("leave-one-out", "sites"): NO_CAVITY},
     "laplace": {("evidence", "sites"): "its evidence follows its mode"},
     "exact": {(objective, "implicit"): NO_FIXED_POINT for objective in OBJECTIVES},
     "gradient": {(objective, mode): NO_SITES for objective in OBJECTIVES for mode in ("sites", "implicit")}
-    | {("evidence", "unroll"): NO_SITES},
+    | {(objective, "unroll"): NO_SITES for objective in ("evidence", "cavity-evidence", "leave-one-out")},
 }
 
 
@@ -103,7 +111,8 @@ def test_combinations_that_make_no_sense_are_refused_with_the_reason(inference, 
 
 
 def test_objectives_and_hypergradients_are_the_ones_tested_here():
-    assert {"elbo": elbo, "evidence": evidence, "predictive": predictive} == OBJECTIVES
+    known = (elbo, evidence, predictive, cavity_evidence, leave_one_out)
+    assert {one.__name__.replace("_", "-"): one for one in known} == OBJECTIVES
     assert {"sites": sites, "unroll": unroll, "implicit": implicit} == HYPERGRADIENTS
     assert set(INFERENCE) == set(CONVERGED_STEPS) | SAMPLED, "a new inference kernel needs its number of steps here"
 

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fewshot.runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop, reporting
+from fewshot.runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop, questions, reporting
 from fewshot.training import run_directory
 from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.overrides import ConfigError
+from fewshot.training.run import build_run
 
 
 @pytest.mark.slow
@@ -80,17 +81,33 @@ def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch, capsys,
     assert "pip install scikit-learn" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", hyperparameters.COMPARISONS)
-def test_every_row_of_the_papers_tables_can_be_configured(name):
-    comparison = hyperparameters.COMPARISONS[name]
+ROWS = {**hyperparameters.COMPARISONS, **questions.COMPARISONS}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_row_of_the_papers_tables_can_be_built(name):
+    comparison = ROWS[name]
     names = [method.name for method in comparison.methods]
     assert len(set(names)) == len(names)
     assert {row.method for row in comparison.published} <= set(names)
     for method in comparison.methods:
         settings = {**comparison.settings, **method.settings}
-        resolve(
-            RunConfig(likelihood=method.likelihood, inference=method.inference, settings=settings, **method.changes)
+        config = RunConfig(
+            likelihood=method.likelihood, inference=method.inference, settings=settings, **method.changes
         )
+        build_run(resolve(config), (28, 28, 1))
+
+
+def test_the_questions_hold_fixed_what_they_say():
+    def built(name, method):
+        (row,) = [one for one in questions.COMPARISONS[name].methods if one.name == method]
+        config = RunConfig(likelihood=row.likelihood, inference=row.inference, settings=row.settings, **row.changes)
+        return build_run(resolve(config), (28, 28, 1)).learner
+
+    assert "mean" in built("question-mean", "learned-mean").hyperparameters()
+    assert "mean" not in built("question-mean", "no-mean").hyperparameters()
+    fixed = built("question-temperature", "tau-0.2")
+    assert fixed.likelihood.temperature == 0.2 and "log_temperature" not in fixed.hyperparameters()
 
 
 def finished(path, rows, figures):

@@ -327,6 +327,25 @@ def test_mini_imagenet_is_read_from_split_folders_or_from_lists(tmp_path):
     refused("mini-imagenet", tmp_path, "expected 64 train, 16 val, 20 test classes", "got 64, 0, 20")
 
 
+def test_from_mini_imagenet_to_cub_only_the_first_trains(tmp_path):
+    refused("mini-imagenet-cub", tmp_path, "CUB_200_2011/images", "tar -xzf")
+    for k in range(200):
+        save(tmp_path / "CUB_200_2011" / "images" / f"{k + 1:03d}.Bird_{k}" / "0001.jpg", k)
+    refused("mini-imagenet-cub", tmp_path, "train.csv", "train/CLASS/*.jpg")
+    numbers = iter(range(100))
+    for part, count in mini_imagenet.CLASSES.items():
+        for _ in range(count):
+            save(tmp_path / "mini-imagenet" / part / f"n{next(numbers):08d}" / "0.jpg", 7)
+    splits, birds_alone, known = (
+        load(f"{name}-16", tmp_path) for name in ("mini-imagenet-cub", "cub", "mini-imagenet")
+    )
+    assert splits.name == "mini-imagenet-cub-16" and sizes(splits) == [64, 50, 50]
+    assert splits.image_shape == (16, 16, 3) and splits.class_names["train"] == known.class_names["train"]
+    for part, alone in (("train", known), ("validation", birds_alone), ("test", birds_alone)):
+        np.testing.assert_array_equal(getattr(splits, part).images, getattr(alone, part).images)
+        assert splits.class_names[part] == alone.class_names[part]
+
+
 # Folders and features of a user
 
 

@@ -26,6 +26,7 @@ from fewshot.training.overrides import (
 AUTO = "auto"
 TRAINING, HELD_OUT = "training", "held-out"  # classes
 GAUSSIAN_PROCESS = "gaussian-process"
+MATCHING = "matching"
 REGISTRIES: dict[str, Mapping[str, Callable]] = {
     "learner": learners.LEARNERS,
     "likelihood": models.ALL_LIKELIHOODS,
@@ -176,6 +177,8 @@ class RunConfig:
             settings["inference.sites"] = settings.pop("inference.covariance")
         if stored["learner"] == GAUSSIAN_PROCESS:
             settings = {"kernel.prior_scale": 30.0, **settings}
+        if stored["learner"] == MATCHING:
+            settings = {"learner.context": False, **settings}
         decided = {"chosen": tuple(cast(Sequence[str], stored["chosen"])), "settings": settings}
         make: Callable[..., RunConfig] = cls
         config = make(**{name: stored[name] for name in known} | decided, run_dir=run_dir)
@@ -285,6 +288,8 @@ def resolve(config: RunConfig) -> RunConfig:
     _check_labels(config)
     decided = _decided(config)
     open_fields = {name: value for name, value in decided.items() if is_open(getattr(config, name))}
+    if config.backbone == "conv4" and defaults.choose(defaults.CONV4, config.learner) != "conv4":
+        open_fields["backbone"] = defaults.choose(defaults.CONV4, config.learner)
     fill: Callable[..., RunConfig] = replace
     config = fill(config, **open_fields, chosen=config.chosen + tuple(open_fields))
     learns = trains_on(config) is not TrainsOn.NOTHING
@@ -305,6 +310,8 @@ def resolve(config: RunConfig) -> RunConfig:
         settings["trainer.augment"] = defaults.choose(defaults.AUGMENT, config.dataset)
     if config.learner == GAUSSIAN_PROCESS:
         settings = {"kernel.prior_scale": defaults.choose(defaults.PRIOR_SCALE, config.likelihood), **settings}
+    if config.learner == MATCHING:
+        settings = {"learner.context": True, **settings}
     return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))
 
 
@@ -362,8 +369,8 @@ def override_targets(config: RunConfig) -> dict[str, list[Override]]:
     if config.learner != GAUSSIAN_PROCESS:
         return {"learner": Override.of(learners.LEARNERS[config.learner]), **shared}
     kernel = models.KERNELS[config.kernel]
-    values = starting_values(kernel(), prior_mean(config))
-    starts = [Override(name, float, value) for name, value in values.items()]
+    values = starting_values(kernel(), models.ALL_LIKELIHOODS[config.likelihood]().prior_mean)
+    starts = [Override(name, float | None if name == "mean" else float, value) for name, value in values.items()]
     return {
         "inference": Override.of(inference.INFERENCE[config.inference]),
         "likelihood": Override.of(models.ALL_LIKELIHOODS[config.likelihood]),
@@ -373,8 +380,12 @@ def override_targets(config: RunConfig) -> dict[str, list[Override]]:
 
 
 def prior_mean(config: RunConfig) -> float | None:
-    """Where the learned prior mean of the latents starts; None where the likelihood knows differences only."""
-    return models.ALL_LIKELIHOODS[config.likelihood]().prior_mean
+    """Where the learned prior mean of the latents starts.
+
+    None where the likelihood knows differences only, or with `--set kernel.mean=none`.
+    """
+    start = models.ALL_LIKELIHOODS[config.likelihood]().prior_mean
+    return None if config.settings.get("kernel.mean", start) is None else start
 
 
 def default_run_dir(config: RunConfig) -> str:

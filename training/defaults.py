@@ -20,6 +20,8 @@ KERNEL: Table[str] = {None: "rbf"}  # by data set: near the top in accuracy and 
 PRIOR_SCALE: Table[float] = {"gaussian": 1.0, "normal": 1.0, "student-t": 1.0, None: SCALE}
 INNER_STEPS: Table[int] = {"exact": 1, "gradient": 20, "gibbs": 5, None: 10}  # by inference
 AUGMENT: Table[str] = {"omniglot-emnist": "handwriting", None: "none"}  # by data set
+# By learner: relation networks compare maps, of which Conv4 leaves one pixel on characters.
+CONV4: Table[str] = {"relation": "conv4-maps", None: "conv4"}
 EPISODES: Table[int] = {"glyphs": 800, None: 8_000}  # by data set
 
 # Flags of a data set with real labels that are not given: one latent function, inputs that are few numbers.

@@ -108,6 +108,8 @@ def _inference(name: str, arguments: tuple) -> Callable[[Likelihood], Inference]
 def _deep_kernel(config: RunConfig, backbone: Backbone, rngs: nnx.Rngs, kernel_arguments: Arguments) -> DeepKernel:
     make_kernel = models.KERNELS[config.kernel]
     mean = prior_mean(config)
+    if mean is None:
+        kernel_arguments.pop("mean", None)
     named = starting_values(make_kernel(), mean).keys() & kernel_arguments.keys()
     starts = {name: kernel_arguments.pop(name) for name in named}
     deep_kernel = DeepKernel(backbone, make_kernel(**kernel_arguments), rngs=rngs, classes=config.way, mean=mean)

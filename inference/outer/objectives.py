@@ -1,4 +1,4 @@
-"""What the outer loop maximises for one task: E1 (elbo), E2 (evidence), E3 (predictive), in nats.
+"""What the outer loop maximises for one task, in nats: E1 (elbo), E2 (evidence), E3 (predictive), E4, E5 (cavities).
 
 Each objective takes the features of one task and returns a TaskOutcome; N is the number of labelled points it counts.
 """
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, Shaped
 
 from fewshot.inference.inner.base import Inference, Info
-from fewshot.inference.outer.hypergradients import HyperGradient, implicit, sites, unroll
-from fewshot.inference.predictive import log_predictive
-from fewshot.models.gaussian import GaussianPrior
+from fewshot.inference.outer.hypergradients import Fitted, HyperGradient, implicit, sites, unroll
+from fewshot.inference.predictive import log_expected_density, log_predictive, log_predictive_at
+from fewshot.models.gaussian import AnySites, GaussianPrior
 from fewshot.models.likelihoods.base import Labels, Likelihood
 from fewshot.models.process import LatentProcess
 
@@ -92,12 +92,39 @@ def predictive(
     return TaskOutcome(jnp.sum(found), len(task.y_query), fitted.info)
 
 
+def cavity_evidence(
+    key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: LatentProcess, task: EmbeddedTask
+) -> TaskOutcome:
+    """(E4) log Z of the merged task's sites, each exchanged for the likelihood in its cavity, as EP has it.
+
+    Where sites are the likelihood but for a constant it is log p(y).
+    """
+    fitted, held, y, new_key = _in_cavities(key, inner, process, task)
+    total = _merged(process, task, inner.classes)[0].log_normaliser(held)
+    cavities, log_sites = fitted.posterior.marginals.without(held)
+    exchanged = log_expected_density(new_key, likelihood, cavities, y) - log_sites
+    return TaskOutcome(total + jnp.sum(exchanged), len(y), fitted.info)
+
+
+def leave_one_out(
+    key: Key[Array, ""], inner: Inner, likelihood: Likelihood, process: LatentProcess, task: EmbeddedTask
+) -> TaskOutcome:
+    """(E5) sum over the merged task of log p(y_n | the others), each predicted from q without its own site."""
+    fitted, held, y, new_key = _in_cavities(key, inner, process, task)
+    cavities, _ = fitted.posterior.marginals.without(held)
+    return TaskOutcome(jnp.sum(log_predictive_at(new_key, likelihood, cavities, y)), len(y), fitted.info)
+
+
+OF_CAVITIES = (cavity_evidence, leave_one_out)
+
+
 def check_combination(inference: Inference, objective: Objective, hypergradient: HyperGradient) -> None:
     """Raises ValueError, with the reason, for a product of arguments that makes no sense (docs/hypergradients.md)."""
     reason = refusal(inference, objective, hypergradient)
     if reason:
+        name = objective.__name__.replace("_", "-")
         raise ValueError(
-            f"inference {inference.traits.name} with objective {objective.__name__} and hyper-gradient "
+            f"inference {inference.traits.name} with objective {name} and hyper-gradient "
             f"{hypergradient.__name__} is refused: {reason}"
         )
 
@@ -105,12 +132,14 @@ def check_combination(inference: Inference, objective: Objective, hypergradient:
 def refusal(inference: Inference, objective: Objective, hypergradient: HyperGradient) -> str:
     """Why a combination makes no sense; empty where it does."""
     traits = inference.traits
-    if inference.sites is None and (hypergradient is not unroll or objective is evidence):
+    if inference.sites is None and (hypergradient is not unroll or objective in (evidence, *OF_CAVITIES)):
         return "it has no sites, so it supports the objectives elbo and predictive with the hyper-gradient unroll only"
     if traits.sampled and hypergradient is not sites:
         return "its states are random draws, through which no gradient passes; use hyper-gradient sites"
     if traits.sampled and objective is elbo:
         return "draws maximise no bound; use evidence (Fisher's identity) or predictive"
+    if traits.sampled and objective in OF_CAVITIES:
+        return "a draw without one of its sites is no draw of what the other labels say; use evidence or predictive"
     if hypergradient is implicit and inference.fixed_point is None:
         return "its sites are known in closed form, there is no fixed point to differentiate; use hyper-gradient sites"
     if objective is evidence and hypergradient is sites and traits.evidence_value and not traits.differentiable_sites:
@@ -121,6 +150,18 @@ def refusal(inference: Inference, objective: Objective, hypergradient: HyperGrad
             "hyper-gradient sites"
         )
     return ""
+
+
+def _in_cavities(
+    key: Key[Array, ""], inner: Inner, process: LatentProcess, task: EmbeddedTask
+) -> tuple[Fitted, AnySites, Array, Array]:
+    """The fit of the merged task, its sites and labels, and a key for expectations in the cavities."""
+    fit_key, new_key = jax.random.split(key)
+    prior, y = _merged(process, task, inner.classes)
+    fitted = inner.hypergradient(fit_key, inner.inference, prior, y, None, inner.steps)
+    if inner.inference.sites is None:
+        raise ValueError(f"inference {inner.inference.traits.name} has no sites, so it has no cavities")
+    return fitted, inner.inference.sites(fitted.state), y, new_key
 
 
 def _merged(process: LatentProcess, task: EmbeddedTask, classes: int) -> tuple[GaussianPrior, Array]:

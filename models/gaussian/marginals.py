@@ -1,12 +1,26 @@
 """Marginals of the latent logits at every point: independent between the classes, or coupled."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from fewshot.models.gaussian.factors import diagonal_blocks, semidefinite_cholesky, standard_deviation
+
+
+@runtime_checkable
+class PointSites(Protocol):
+    """Gaussian sites, point by point."""
+
+    @property
+    def shift(self) -> Float[Array, "C N"]:
+        """h."""
+        ...
+
+    def blocks(self) -> Float[Array, "N C C"]:
+        """L of every point."""
+        ...
 
 
 class Marginals(NamedTuple):
@@ -23,6 +37,18 @@ class Marginals(NamedTuple):
         """Itself: the differences of independent logits are not independent."""
         del classes
         return self
+
+    def without(self, sites: PointSites) -> tuple["Marginals", Float[Array, " N"]]:
+        """Cavities: the marginals of q without the site of each point, and log of the integral of both together.
+
+        With those of q and c = 1 - W v: variance v / c, mean (m - v h) / c, and log E[t] as for blocks (K2, K3).
+        """
+        precision = jnp.diagonal(sites.blocks(), axis1=1, axis2=2).T
+        kept = jnp.maximum(1 - precision * self.variance, jnp.finfo(self.variance.dtype).eps)  # > 0 but for rounding
+        mean = (self.mean - self.variance * sites.shift) / kept
+        left = sites.shift - precision * mean
+        terms = jnp.log(kept) + (sites.shift + left) * mean + self.variance * left**2
+        return Marginals(mean, self.variance / kept), 0.5 * jnp.sum(terms, axis=0)
 
     def at(self, nodes: Float[Array, "M C"]) -> Float[Array, "C M N"]:
         """m + v^1/2 z at all standard normal nodes z, points last: one product of matrices."""
@@ -64,6 +90,22 @@ class JointMarginals(NamedTuple):
         spread = self.covariance - crossed[:, :, None] - crossed[:, None, :] + own
         mean = jnp.where(kept[:, None], self.mean - jnp.take(self.mean, first, axis=0), 0.0)
         return JointMarginals(mean, jnp.where(kept[:, None] & kept, spread, 0.0))
+
+    def without(self, sites: PointSites) -> tuple["JointMarginals", Float[Array, " N"]]:
+        """Cavities: the marginals of q without the site of each point, and log of the integral of both together.
+
+        With those of q and A = I - V L: covariance A^-1 V, mean A^-1 (m - V h) (K2); log of the integral (K3) is
+        1/2 log|A| + 1/2 (h + r) . mean + 1/2 r . V r with r = h - L mean.
+        """
+        blocks, shift = sites.blocks(), sites.shift.T
+        kept = jnp.eye(blocks.shape[1], dtype=blocks.dtype) - self.covariance @ blocks
+        moved = self.mean.T - jnp.einsum("nij,nj->ni", self.covariance, shift)
+        solved = jnp.linalg.solve(kept, jnp.concatenate([self.covariance, moved[:, :, None]], axis=2))
+        covariance, mean = solved[:, :, :-1], solved[:, :, -1]
+        left = shift - jnp.einsum("nij,nj->ni", blocks, mean)
+        explained = jnp.einsum("ni,nij,nj->n", left, self.covariance, left)
+        value = jnp.linalg.slogdet(kept)[1] + jnp.sum((shift + left) * mean, axis=1) + explained
+        return JointMarginals(mean.T, 0.5 * (covariance + jnp.swapaxes(covariance, 1, 2))), 0.5 * value
 
     def at(self, nodes: Float[Array, "M C"]) -> Float[Array, "C M N"]:
         """m + U z at all standard normal nodes z, points last, U a root of the covariance."""

@@ -76,13 +76,15 @@ def _characters_to_letters() -> tuple[Method, ...]:
     )
 
 
-def _learners(suffix: str = "", **settings: Setting) -> Iterable[Method]:
-    """The learners that train and are no Gaussian process, under their own names; MAML as published for characters."""
+_ONE_STEP: Settings = {"learner.inner_steps": 1, "learner.inner_rate": 0.1}  # of MAML, as published for characters
+
+
+def _learners(suffix: str = "", maml: Settings = _ONE_STEP, **settings: Setting) -> Iterable[Method]:
+    """The learners that train and are no Gaussian process, under their own names; maml: settings of its family."""
     for name in ("prototypical", "matching", "relation", "feature-transfer", "baseline++"):
         yield Method(f"{name}{suffix}", changes={"learner": name}, settings=settings)
-    one_step: dict[str, Setting] = {"learner.inner_steps": 1, "learner.inner_rate": 0.1}
     for name in ("maml", "first-order-maml", "bayesian-maml", "chaser", "abml"):
-        yield Method(f"{name}{suffix}", changes={"learner": name, "tasks_per_step": 4}, settings=one_step | settings)
+        yield Method(f"{name}{suffix}", changes={"learner": name, "tasks_per_step": 4}, settings={**maml, **settings})
 
 
 def _photographs() -> tuple[Method, ...]:
@@ -142,13 +144,13 @@ COMPARISONS: dict[str, Comparison] = {
     **{
         name: Comparison(
             name,
-            _photographs(),
+            (*_photographs(), *_learners(maml={})) if name == "mini-imagenet-cub" else _photographs(),
             episodes=_PAPERS_EPISODES,
             quick_methods=_MAIN,
             test_episodes=3000,
             settings=_PLAIN,
             published=published.of(name) if name in published.DATASETS else (),
         )
-        for name in ("flowers102", "tinyimagenet", "tinyimagenet-84", "cub", "mini-imagenet")
+        for name in ("flowers102", "tinyimagenet", "tinyimagenet-84", "cub", "mini-imagenet", "mini-imagenet-cub")
     },
 }

@@ -23,6 +23,7 @@ from fewshot.runners.studies import (
     iris,
     likelihoods,
     outer_loop,
+    questions,
     reporting,
     robustness,
     student_t,
@@ -38,7 +39,11 @@ from fewshot.training.configuration import RunConfig, begun, trains_on
 from fewshot.training.overrides import ConfigError, Settings
 from fewshot.training.run_directory import DivergedError
 
-COMPARISONS: dict[str, Comparison] = {**comparisons.COMPARISONS, **hyperparameters.COMPARISONS}
+COMPARISONS: dict[str, Comparison] = {
+    **comparisons.COMPARISONS,
+    **hyperparameters.COMPARISONS,
+    **questions.COMPARISONS,
+}
 STUDIES = {
     "likelihoods": likelihoods.main,
     "iris": iris.main,
