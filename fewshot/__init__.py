@@ -8,6 +8,10 @@ import importlib
 from pathlib import Path
 from typing import Any
 
+from fewshot.threads import enough_threads
+
+enough_threads()
+
 _CHECKOUT = Path(__file__).resolve().parent.parent
 if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "inference").is_dir():
     __path__.append(str(_CHECKOUT))

@@ -29,11 +29,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several proce
 
 from tiny_omniglot import tiny_data, tiny_run  # noqa: E402, F401 - fixtures; the hook must be in place first
 
-from fewshot.runners.cli import compilation_cache, processor  # noqa: E402
+from fewshot.runners.cli import compilation_cache  # noqa: E402
 from fewshot.tasks.files import resolve_root  # noqa: E402
 
 compilation_cache.enable()
-processor.enough_threads()
 
 
 def pytest_configure(config):

@@ -1,13 +1,9 @@
-"""Three settings of a process that computes on a processor; they change none of its results.
+"""Two settings of a process that computes on a processor; they change its speed and none of its results.
 
 1. Memory that was freed is kept. A training step allocates tens of megabytes at once; by default the C library returns
    them to the system after every step and is given pages of zeros for the next one, which takes a quarter of the step.
 2. The linear algebra library that XLA calls for small factorisations works on one thread. XLA itself spreads a batch
    over the cores; a second layer of threads waits busily for work that is done before they wake.
-3. XLA has more threads than a program has factorisations at once. A batch of them (Cholesky, triangular solves,
-   eigenvalues) that runs on one of XLA's threads hands parts to the others and waits: where as many batches run at once
-   as there are threads, all wait for ever. With jaxlib 0.10.2 on two cores three independent batches do so within a
-   minute (tests/test_processor.py). One core has no such parts, and four have threads enough.
 """
 
 import ctypes
@@ -19,24 +15,11 @@ from pathlib import Path
 _TRIM_THRESHOLD, _MAPPED_BLOCKS, _ARENAS = -1, -4, -8
 _KEPT = 2**31 - 1
 _THREADS = "openblas_set_num_threads"
-_XLA_THREADS, _ENOUGH = "PJRT_NPROC", 4
 
 
 def tune() -> dict[str, bool]:
-    """Apply all, where the system has them and the user has not set them; which were applied, by name.
-
-    Before the first computation: XLA makes its threads then.
-    """
-    return {"memory": _keep_memory(), "threads": _one_thread(), "no waiting for ever": enough_threads()}
-
-
-def enough_threads() -> bool:
-    """More of XLA's threads than cores, where there are two or three."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not 1 < cores < _ENOUGH or _XLA_THREADS in os.environ or "NPROC" in os.environ:
-        return False
-    os.environ[_XLA_THREADS] = str(_ENOUGH)
-    return True
+    """Apply both, where the system has them and the user has not set them; which were applied, by name."""
+    return {"memory": _keep_memory(), "threads": _one_thread()}
 
 
 def _keep_memory() -> bool:
