@@ -1,9 +1,10 @@
 """XLA's threads on a processor of few cores: enough of them, so that no program waits for ever.
 
-A batch of factorisations (Cholesky, triangular solves, eigenvalues) that runs on one of XLA's threads hands parts to the
-others and waits: where as many batches run at once as there are threads, all wait for ever. With jaxlib 0.10.2 on two cores
-three independent batches do so within a minute (tests/test_processor.py). One core has no such parts, and four have threads
-enough. XLA makes its threads before its first computation, so the package asks for them when it is imported.
+A batch of factorisations (Cholesky, triangular solves, eigenvalues) that runs on one of XLA's threads hands parts to
+the others and waits: where as many batches run at once as there are threads, all wait for ever. With jaxlib 0.10.2 on
+two cores three independent batches do so within a minute (tests/test_processor.py). One core has no such parts, and
+four have threads enough. XLA makes its threads before its first computation, so the package asks for them when it is
+imported.
 """
 
 import os

@@ -93,7 +93,7 @@ print("ended")
 
 @pytest.mark.slow
 def test_independent_factorisations_do_not_wait_for_one_another_for_ever():
-    """Without the import, with two threads, it hung within a minute in three of three runs (jaxlib 0.10.2, two cores)."""
+    """Without the import it hung within a minute in three of three runs (jaxlib 0.10.2, two cores)."""
     kept = {name: value for name, value in os.environ.items() if name not in ("PJRT_NPROC", "NPROC")}
     done = subprocess.run(
         [sys.executable, "-c", INDEPENDENT, "imported"], cwd=REPOSITORY, env=kept, capture_output=True
