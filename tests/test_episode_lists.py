@@ -96,3 +96,17 @@ def test_positions_and_labels_that_a_data_set_does_not_have_are_refused(tmp_path
         np.savez(tmp_path / "a.npz", **listing(images_crc32=crc, **changes))
         with pytest.raises(DataError, match=message):
             episode_lists.episodes_of(episode_lists.read(tmp_path / "a.npz"), 0, dataset)
+
+
+def test_episodes_of_other_images_are_refused(tmp_path):
+    """As many images of as many classes: positions and labels fit, and would be tested on what was never drawn."""
+    first, other = (
+        make_dataset(np.arange(start, start + 8, dtype=np.uint8).reshape(8, 1, 1, 1), np.repeat([0, 1], 4))
+        for start in (0, 1)
+    )
+    np.savez(tmp_path / "a.npz", **listing(images_crc32=np.int64(episode_lists.checksum(first))))
+    listed = episode_lists.read(tmp_path / "a.npz")
+    assert episode_lists.episodes_of(listed, 0, first).shape == (2, 1, 1)
+    with pytest.raises(DataError, match="images") as error:
+        episode_lists.episodes_of(listed, 0, other)
+    assert "\n" not in str(error.value)

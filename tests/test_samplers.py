@@ -21,9 +21,11 @@ from fewshot.inference.inner.gibbs import GibbsState
 from fewshot.inference.inner.settle import SAMPLER_STEPS, fit_pooled, fit_until_mixed, settle
 from fewshot.inference.mcmc import GibbsKernel, nuts
 from fewshot.inference.predictive import predict
+from fewshot.models import KERNELS
 from fewshot.models.gaussian import GaussianPrior, with_root
 from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach
 from fewshot.models.likelihoods.logistic_softmax import LogisticSoftmaxLatents
+from fewshot.models.process import LatentProcess
 
 gibbs_module = importlib.import_module("fewshot.inference.inner.gibbs")  # whose name the function has too
 LIKELIHOODS = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
@@ -448,9 +450,10 @@ def test_a_sampler_that_has_not_mixed_is_reported_and_one_that_has_is_not():
 @pytest.mark.slow
 def test_logistic_softmax_mixes_at_a_small_temperature(monkeypatch):
     """5-way 5-shot at tau = 0.2 and mean -3, where slices of all latents at once were too slow on most tasks."""
-    priors = [problem(seed, classes=5, points=25, mean=False).prior for seed in range(8)]
-    prior = jax.tree.map(lambda *leaves: jnp.stack(leaves), *priors)
-    prior, y = prior._replace(mean=prior.mean - 3.0), jnp.tile(jnp.arange(5, dtype=jnp.int32), 5)
+    rng, y = np.random.default_rng(1), jnp.repeat(jnp.arange(5, dtype=jnp.int32), 5)
+    x = rng.normal(size=(8, 5, 16))[:, y] + 0.7 * rng.normal(size=(8, 25, 16))
+    process = LatentProcess(KERNELS["rbf"](), {"log_scale": np.log(4.0), "log_lengthscale": np.log(4.0), "mean": -3.0})
+    prior = jax.vmap(lambda one: process.prior(one, 5))(jnp.asarray(x, jnp.float32))
     kernel, keys = gibbs(LogisticSoftmax(temperature=0.2)), jax.random.split(jax.random.key(0), 8)
 
     def not_mixed():
