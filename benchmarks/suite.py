@@ -16,7 +16,7 @@ import peers
 import pytest
 from inference_cost import METHODS, TRAIN_QUERY, WAY, training, whole_test_episode
 from timing import Run, clock, seconds
-from training_step import training_step
+from training_step import METRIC, metric_step, training_step
 
 from fewshot.runners.cli import processor
 
@@ -59,6 +59,11 @@ def test_what_inference_adds(name: str, measure: Callable) -> None:
 @pytest.mark.parametrize("steps", [3, 10])
 def test_training_step(steps: int, measure: Callable) -> None:
     measure(training_step(SimpleNamespace(kernel="rbf", inner_steps=steps, shot=1)))
+
+
+@pytest.mark.parametrize("name", METRIC)
+def test_training_step_of_a_metric_learner(name: str, measure: Callable) -> None:
+    measure(metric_step(name, shot=1))
 
 
 @pytest.mark.parametrize("part", ["whole", "forward"])

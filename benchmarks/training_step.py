@@ -1,6 +1,6 @@
 """What inference adds to a training step: the whole step against Conv4 alone, forward and backward, on the same images.
 
-    python benchmarks/training_step.py [--repeats 40] [--kernel rbf] [--inner-steps 3] [--shot 1]
+    python benchmarks/training_step.py [--repeats 40] [--kernel rbf] [--inner-steps 3] [--shot 1] [--learner matching]
 
 Both are compiled first (time printed apart), then timed in turns, so that both meet the same load of the machine.
 """
@@ -16,7 +16,7 @@ from timing import Run, by_turns
 
 from fewshot.inference.inner import cvi
 from fewshot.inference.outer.svi import make_trainer
-from fewshot.learners import GaussianProcess
+from fewshot.learners import GaussianProcess, Learner, Matching, Prototypical
 from fewshot.models import KERNELS, Conv4
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.likelihoods import Softmax
@@ -29,24 +29,41 @@ def main() -> None:
     """Prints medians, minima and their ratio."""
     arguments = parse()
     alone = backbone.gradient(backbone.ours(WAY * (arguments.shot + QUERY)))
-    times = by_turns({"step": training_step(arguments), "Conv4 alone": alone}, arguments.repeats)
+    step = training_step(arguments) if arguments.learner is None else metric_step(arguments.learner, arguments.shot)
+    times = by_turns({"step": step, "Conv4 alone": alone}, arguments.repeats)
     for name, one in times.items():
         print(f"{name}: median {one.median:.1f} ms, minimum {one.minimum:.1f} ms, first call {one.first:.1f} s")
     print(f"ratio of the fastest rounds: {times['step'].ratio(times['Conv4 alone']):.2f}")
 
 
 def training_step(arguments: argparse.Namespace) -> Run:
-    """One optimiser step, sampling and Adam included, on random images."""
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(50), arguments.shot + QUERY)
-    dataset = make_dataset(rng.integers(0, 256, (len(labels), *IMAGE)).astype(np.uint8), labels)
+    """One optimiser step of a Gaussian process, sampling and Adam included, on random images."""
     network, kernel = Conv4(IMAGE, rngs=nnx.Rngs(0)), KERNELS[arguments.kernel]()
     deep_kernel = DeepKernel(network, kernel, rngs=nnx.Rngs(1), classes=WAY)
+    learner = GaussianProcess(deep_kernel, Softmax(), cvi, inner_steps=arguments.inner_steps)
+    return step_of(learner, arguments.shot)
+
+
+# Learners whose step is the network's and a distance; the last has LSTMs of its own.
+METRIC = {
+    "prototypical": lambda network: Prototypical(network, way=WAY),
+    "matching": lambda network: Matching(network, way=WAY, context=False, rngs=nnx.Rngs(1)),
+    "matching with context": lambda network: Matching(network, way=WAY, rngs=nnx.Rngs(1)),
+}
+
+
+def metric_step(name: str, shot: int) -> Run:
+    """One optimiser step of one of METRIC."""
+    return step_of(METRIC[name](Conv4(IMAGE, rngs=nnx.Rngs(0))), shot)
+
+
+def step_of(learner: Learner, shot: int) -> Run:
+    """One optimiser step of a learner, sampling and Adam included, on random images."""
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(50), shot + QUERY)
+    dataset = make_dataset(rng.integers(0, 256, (len(labels), *IMAGE)).astype(np.uint8), labels)
     trainer = make_trainer(
-        jax.random.key(0),
-        GaussianProcess(deep_kernel, Softmax(), cvi, inner_steps=arguments.inner_steps),
-        lambda key: sample_task(key, dataset, WAY, arguments.shot, QUERY),
-        optax.adam(1e-3),
+        jax.random.key(0), learner, lambda key: sample_task(key, dataset, WAY, shot, QUERY), optax.adam(1e-3)
     )
     state = trainer.init()
 
@@ -65,6 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kernel", choices=sorted(KERNELS), default="rbf")
     parser.add_argument("--inner-steps", type=int, default=3)
     parser.add_argument("--shot", type=int, default=1)
+    parser.add_argument("--learner", choices=sorted(METRIC), help="instead of the Gaussian process")
     return parser.parse_args()
 
 

@@ -39,6 +39,12 @@ def test_a_script_prints_its_table(script):
 
 
 @pytest.mark.slow
+def test_a_training_step_of_another_learner_is_timed():
+    printed = run("benchmarks/training_step.py", "--repeats", "1", "--learner", "matching with context")
+    assert "ratio of the fastest rounds" in printed
+
+
+@pytest.mark.slow
 def test_the_suite_keeps_ratios_and_the_summary_prints_them(tmp_path):
     pytest.importorskip("pytest_benchmark", reason="install pytest-benchmark (pip install -e '.[bench]') to run it")
     kept = tmp_path / "kept.json"

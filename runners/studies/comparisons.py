@@ -71,7 +71,7 @@ def _characters_to_letters() -> tuple[Method, ...]:
         *learned_both_ways("one-vs-each-cvi-augmented", "one-vs-each", "cvi", **augmented),
         *learned_both_ways("one-vs-each-gibbs-augmented", "one-vs-each", "gibbs", **augmented),
         *_learners(),
-        *_learners("-augmented", **augmented),
+        *_learners("-augmented", augmented),
         *(Method(name, changes={"learner": name, "backbone": "identity"}) for name in _ON_FIXED_FEATURES),
     )
 
@@ -79,8 +79,9 @@ def _characters_to_letters() -> tuple[Method, ...]:
 _ONE_STEP: Settings = {"learner.inner_steps": 1, "learner.inner_rate": 0.1}  # of MAML, as published for characters
 
 
-def _learners(suffix: str = "", maml: Settings = _ONE_STEP, **settings: Setting) -> Iterable[Method]:
+def _learners(suffix: str = "", settings: Settings | None = None, maml: Settings = _ONE_STEP) -> Iterable[Method]:
     """The learners that train and are no Gaussian process, under their own names; maml: settings of its family."""
+    settings = settings or {}
     for name in ("prototypical", "matching", "relation", "feature-transfer", "baseline++"):
         yield Method(f"{name}{suffix}", changes={"learner": name}, settings=settings)
     for name in ("maml", "first-order-maml", "bayesian-maml", "chaser", "abml"):
