@@ -31,11 +31,12 @@ INDUCING_NOISE = 1e-6  # of the variance: no direction of K_zz enters or leaves 
 
 
 class Choice(NamedTuple):
-    """A method by its name: (kernel, inducing, seed) to it, its steps, and whether it learns from batches."""
+    """A method by its name: (kernel, inducing, seed) to it, its steps, whether it learns from batches, or in stages."""
 
     make: Callable[[Kernel, int, int], Method]
     steps: int = 40
     batches: bool = False
+    staged: bool = False
 
 
 def _through_points(fitc: bool = False) -> Callable[[Kernel, int, int], Method]:
@@ -43,7 +44,7 @@ def _through_points(fitc: bool = False) -> Callable[[Kernel, int, int], Method]:
 
 
 METHODS: Mapping[str, Choice] = {
-    "exact": Choice(lambda kernel, count, seed: Exact(kernel)),
+    "exact": Choice(lambda kernel, count, seed: Exact(kernel), staged=True),
     "titsias": Choice(_through_points()),
     "fitc": Choice(_through_points(fitc=True)),
     "stochastic": Choice(_through_points(), steps=1000, batches=True),
@@ -74,7 +75,8 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
       stochastic  inducing points, natural-gradient steps on batches of all rows
       features    random Fourier features of rbf or matern52
     inducing: inducing points or features. learning_rows: a random choice of at most so many rows, from which the
-    hyper-parameters are learned (None: all); the posterior is of all rows. `stochastic` learns from batches of all.
+    hyper-parameters are learned (None: all); the posterior is of all rows. `exact` sees a part of these first where
+    they are more than 1,000 (`many_points.stages`); `stochastic` learns from batches of all.
     steps: iterations of L-BFGS-B on the bound; of `stochastic`, of natural gradients and Adam, whose first rate is
     `rate`, on batches of `batch` rows (None: 40, and 1000). random_state: a seed.
 
@@ -125,11 +127,13 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         """Means [Q] of new targets, and with return_std their standard deviations [Q], noise included."""
         check_is_fitted(self)
         x = (validate_data(self, X, reset=False, dtype=np.float64) - self._inputs.centre) / self._inputs.unit
+        ask = many_points.predict if return_std else many_points.predict_mean
         with jax.enable_x64(True):
-            parts = [self._chunk(x, start) for start in range(0, len(x), CHUNK)]
-        mean, deviation = (np.concatenate(each)[: len(x)] for each in zip(*parts, strict=True))
-        mean, deviation = self._target.centre + self._target.unit * mean, self._target.unit * deviation
-        return (mean, deviation) if return_std else mean
+            parts = [self._chunk(ask, x, start) for start in range(0, len(x), CHUNK)]
+        found = jax.tree.map(lambda *each: np.concatenate(each)[: len(x)], *parts)
+        if not return_std:
+            return self._target.centre + self._target.unit * found
+        return self._target.centre + self._target.unit * found.mean, self._target.unit * np.sqrt(found.variance)
 
     @property
     def parameters_(self) -> Parameters:
@@ -165,11 +169,10 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
             with jax.enable_x64(True):
                 self._fitted = jax.tree.unflatten(arrays[1], [jnp.asarray(leaf) for leaf in arrays[0]])
 
-    def _chunk(self, x: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Means and deviations of a chunk of a fixed size: nothing is compiled twice, no query knows another."""
+    def _chunk(self, ask: Callable[..., PyTree], x: np.ndarray, start: int) -> PyTree:
+        """What is asked of a chunk of a fixed size: nothing is compiled twice, no query knows another."""
         rows = x[np.minimum(np.arange(start, start + CHUNK), len(x) - 1)]
-        found = many_points.predict(self._method, *self._fitted, jnp.asarray(rows))
-        return np.asarray(found.mean), np.sqrt(np.asarray(found.variance))
+        return jax.tree.map(np.asarray, ask(self._method, *self._fitted, jnp.asarray(rows)))
 
     def _learned(
         self, method: Method, steps: int, x: np.ndarray, y: np.ndarray
@@ -186,7 +189,10 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
             )
         else:
             few = tuple(part[: self.learning_rows] for part in every)
-            found, _ = many_points.learn(method, steps, method.initial(few[0]), *few)
+            plan = many_points.stages(len(few[0]), steps) if METHODS[self.method].staged else [(len(few[0]), steps)]
+            found = method.initial(few[0])
+            for rows, iterations in plan:
+                found, _ = many_points.learn(method, iterations, found, *(part[:rows] for part in few))
         posterior = many_points.condition(method, found, *every)
         return (found, posterior.state), float(posterior.bound)
 

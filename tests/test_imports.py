@@ -18,7 +18,8 @@ for above in ORDER[ORDER.index("evaluation") :]:
     ALLOWED[above].add("tasks")
 # May factorise a matrix: everything else asks them, so how that is done (precision, order, thresholds) is decided once.
 ALGEBRA = {
-    f"models/gaussian/{name}.py" for name in ("factors", "prior", "blocks", "dense", "star_reduction", "simplex")
+    f"models/gaussian/{name}.py"
+    for name in ("factors", "prior", "blocks", "dense", "observed", "star_reduction", "simplex")
 }
 # May import arviz, and matplotlib.
 DIAGNOSTICS = {
