@@ -20,7 +20,8 @@ from flax import nnx
 from sklearn.base import BaseEstimator
 
 from fewshot.conditioning import TemperaturePrior
-from fewshot.learners import Learner
+from fewshot.inference.many_labels import ManyLabels
+from fewshot.learners import GaussianProcess, Learner
 from fewshot.pretrained import Pretrained, load_pretrained
 from fewshot.tasks import preparation
 from fewshot.tasks.images import Prepare, whole
@@ -66,7 +67,9 @@ class GaussianProcessHead(Head):
 
     likelihood, kernel and inference are names of the command line; scale is s2, the prior variance of every latent
     function; lengthscale is that of stationary kernels, of features divided by sqrt(D); settings are further values as
-    after `--set`, by their dotted names. The temperature is learned from each task's labels where a class has two.
+    after `--set`, by their dotted names. inducing: tasks of more examples than that are seen through so many of them,
+    which takes memory and time in proportion to the examples (docs/sparse.md); None for no limit. The temperature is
+    learned from each task's labels where a class has two.
     """
 
     kind = "gaussian-process"
@@ -79,20 +82,24 @@ class GaussianProcessHead(Head):
         scale: float = 30.0,
         lengthscale: float | None = None,
         settings: Mapping[str, Setting] | None = None,
+        inducing: int | None = None,
     ):
         self.likelihood, self.kernel, self.inference = likelihood, kernel, inference
-        self.scale, self.lengthscale, self.settings = scale, lengthscale, settings
+        self.scale, self.lengthscale, self.settings, self.inducing = scale, lengthscale, settings, inducing
 
     def build(self, width: int | None) -> Built:
         """The learner. Raises ValueError without features, and for parameters that make no sense."""
         if width is None:
             raise ValueError("expected features [N, D], got pictures; give an encoder, as encoder='efficientnet-lite0'")
         try:
-            run = build_run(self._configuration(), (1, 1, width))
-        except ConfigError as error:
+            learner = build_run(self._configuration(), (1, 1, width)).learner
+            if self.inducing is not None:
+                assert isinstance(learner, GaussianProcess)
+                learner = learner.with_many_labels(ManyLabels(self.inducing))
+        except (ConfigError, ValueError) as error:
             raise ValueError(f"GaussianProcessHead: {str(error).removeprefix('--set ')}") from error
         # The labels -1 and 1 of label regression leave its probabilities too sure, not too careful.
-        return Built(run.learner, lambda counts: UNKNOWN if self.likelihood == "gaussian" else untrained(counts))
+        return Built(learner, lambda counts: UNKNOWN if self.likelihood == "gaussian" else untrained(counts))
 
     def _configuration(self) -> RunConfig:
         settings = {"kernel.prior_scale": _number("scale", self.scale), **(self.settings or {})}

@@ -1,4 +1,4 @@
-"""The scikit-learn estimator of numbers with many rows: a Gaussian process, exact or through fewer features.
+"""The scikit-learn estimator of numbers with many rows: a Gaussian process, exact, through features or a grid.
 
 regressor = SparseRegressor().fit(X, y)                          Titsias' bound, 256 inducing points
 regressor = SparseRegressor(kernel="rbf", method="features", inducing=1000).fit(X, y)
@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from fewshot.conditioning import InferenceFailedError
 from fewshot.inference import many_points
 from fewshot.inference.many_points import Exact, Features, Inducing, Method
+from fewshot.inference.on_grid import MOST, OnGrid
 from fewshot.models.inducing import InducingProcess, Parameters
 from fewshot.models.kernels import Kernel
 from fewshot.models.random_features import SPECTRA, RandomFourier
@@ -25,17 +26,18 @@ from fewshot.regressor import plain_kernel
 
 __all__ = ["METHODS", "SparseRegressor"]
 
-CHUNK = 1024  # queries that are predicted at once
+CHUNK, GRID_CHUNK = 1024, 128  # queries that are predicted at once; of a grid, where a variance is a linear system
 MOST_EXACT = 10_000  # rows of which an exact posterior is formed: four matrices of 0.8 GB
 INDUCING_NOISE = 1e-6  # of the variance: no direction of K_zz enters or leaves while Z moves (docs/sparse.md)
 
 
 class Choice(NamedTuple):
-    """A method by its name: (kernel, inducing, seed) to it, its steps, and whether it learns from batches."""
+    """A method by its name: (kernel, inducing, seed) to it, its steps, whether it learns from batches, or in stages."""
 
     make: Callable[[Kernel, int, int], Method]
     steps: int = 40
     batches: bool = False
+    staged: bool = False
 
 
 def _through_points(fitc: bool = False) -> Callable[[Kernel, int, int], Method]:
@@ -43,10 +45,11 @@ def _through_points(fitc: bool = False) -> Callable[[Kernel, int, int], Method]:
 
 
 METHODS: Mapping[str, Choice] = {
-    "exact": Choice(lambda kernel, count, seed: Exact(kernel)),
+    "exact": Choice(lambda kernel, count, seed: Exact(kernel), staged=True),
     "titsias": Choice(_through_points()),
     "fitc": Choice(_through_points(fitc=True)),
     "stochastic": Choice(_through_points(), steps=1000, batches=True),
+    "grid": Choice(lambda kernel, count, seed: OnGrid(kernel), staged=True),  # type: ignore[arg-type]
     "features": Choice(lambda kernel, count, seed: Features(RandomFourier(kernel, count, seed))),  # type: ignore[arg-type]
 }
 
@@ -73,8 +76,10 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
       fitc        inducing points, the rest kept as noise of every row
       stochastic  inducing points, natural-gradient steps on batches of all rows
       features    random Fourier features of rbf or matern52
+      grid        a regular grid and conjugate gradients, for one or two inputs and rbf or matern52
     inducing: inducing points or features. learning_rows: a random choice of at most so many rows, from which the
-    hyper-parameters are learned (None: all); the posterior is of all rows. `stochastic` learns from batches of all.
+    hyper-parameters are learned (None: all); the posterior is of all rows. `exact` sees a part of these first where
+    they are more than 1,000 (`many_points.stages`); `stochastic` learns from batches of all.
     steps: iterations of L-BFGS-B on the bound; of `stochastic`, of natural gradients and Adam, whose first rate is
     `rate`, on batches of `batch` rows (None: 40, and 1000). random_state: a seed.
 
@@ -107,11 +112,11 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         """
         x, targets = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
         targets = np.asarray(column_or_1d(targets), np.float64)
-        method, steps = self._chosen(len(x))
+        method, steps = self._chosen(*x.shape)
         self._inputs, self._target = Scaling.of(x), Scaling.of(targets)
         scaled = (x - self._inputs.centre) / self._inputs.unit, (targets - self._target.centre) / self._target.unit
         with jax.enable_x64(True):
-            self._fitted, bound = self._learned(method, steps, *scaled)
+            method, self._fitted, bound = self._learned(method, steps, *scaled)
         if not np.isfinite(bound):
             raise InferenceFailedError("the posterior is not finite; remove extreme values, or lower rate")
         self.bound_ = bound - len(x) * float(np.log(self._target.unit))
@@ -125,11 +130,16 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         """Means [Q] of new targets, and with return_std their standard deviations [Q], noise included."""
         check_is_fitted(self)
         x = (validate_data(self, X, reset=False, dtype=np.float64) - self._inputs.centre) / self._inputs.unit
+        if isinstance(self._method, OnGrid):
+            self._method.check_inside(self._fitted[1], x)
+        ask = many_points.predict if return_std else many_points.predict_mean
         with jax.enable_x64(True):
-            parts = [self._chunk(x, start) for start in range(0, len(x), CHUNK)]
-        mean, deviation = (np.concatenate(each)[: len(x)] for each in zip(*parts, strict=True))
-        mean, deviation = self._target.centre + self._target.unit * mean, self._target.unit * deviation
-        return (mean, deviation) if return_std else mean
+            size = GRID_CHUNK if isinstance(self._method, OnGrid) and return_std else CHUNK
+            parts = [self._chunk(ask, x, start, size) for start in range(0, len(x), size)]
+        found = jax.tree.map(lambda *each: np.concatenate(each)[: len(x)], *parts)
+        if not return_std:
+            return self._target.centre + self._target.unit * found
+        return self._target.centre + self._target.unit * found.mean, self._target.unit * np.sqrt(found.variance)
 
     @property
     def parameters_(self) -> Parameters:
@@ -165,16 +175,15 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
             with jax.enable_x64(True):
                 self._fitted = jax.tree.unflatten(arrays[1], [jnp.asarray(leaf) for leaf in arrays[0]])
 
-    def _chunk(self, x: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """Means and deviations of a chunk of a fixed size: nothing is compiled twice, no query knows another."""
-        rows = x[np.minimum(np.arange(start, start + CHUNK), len(x) - 1)]
-        found = many_points.predict(self._method, *self._fitted, jnp.asarray(rows))
-        return np.asarray(found.mean), np.sqrt(np.asarray(found.variance))
+    def _chunk(self, ask: Callable[..., PyTree], x: np.ndarray, start: int, size: int) -> PyTree:
+        """What is asked of a chunk of a fixed size: nothing is compiled twice, no query knows another."""
+        rows = x[np.minimum(np.arange(start, start + size), len(x) - 1)]
+        return jax.tree.map(np.asarray, ask(self._method, *self._fitted, jnp.asarray(rows)))
 
     def _learned(
         self, method: Method, steps: int, x: np.ndarray, y: np.ndarray
-    ) -> tuple[tuple[Parameters, PyTree], float]:
-        """Parameters with the posterior's state, and the bound of all rows."""
+    ) -> tuple[Method, tuple[Parameters, PyTree], float]:
+        """The method as it predicts, parameters with the posterior's state, and the bound of all rows."""
         key = jax.random.key(self.random_state)
         order = np.random.default_rng(self.random_state).permutation(len(x))
         every = jnp.asarray(x[order]), jnp.asarray(y[order])
@@ -186,11 +195,16 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
             )
         else:
             few = tuple(part[: self.learning_rows] for part in every)
-            found, _ = many_points.learn(method, steps, method.initial(few[0]), *few)
+            plan = many_points.stages(len(few[0]), steps) if METHODS[self.method].staged else [(len(few[0]), steps)]
+            found = method.initial(few[0])
+            for rows, iterations in plan:
+                found, _ = many_points.learn(method, iterations, found, *(part[:rows] for part in few))
+        if isinstance(method, OnGrid):
+            method = method.laid(found, every[0])
         posterior = many_points.condition(method, found, *every)
-        return (found, posterior.state), float(posterior.bound)
+        return method, (found, posterior.state), float(posterior.bound)
 
-    def _chosen(self, rows: int) -> tuple[Method, int]:
+    def _chosen(self, rows: int, columns: int) -> tuple[Method, int]:
         if self.method not in METHODS:
             raise ValueError(f"expected one of {', '.join(METHODS)} as method, got {self.method!r:.40}")
         for name in ("inducing", "learning_rows", "steps", "batch"):
@@ -200,8 +214,13 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         if self.method == "exact" and rows > MOST_EXACT:
             raise ValueError(f"expected at most {MOST_EXACT:,} rows for exact, got {rows:,}; use method='titsias'")
         kernel, choice = plain_kernel(self.kernel), METHODS[self.method]
-        if self.method == "features" and type(kernel) not in SPECTRA:
-            raise ValueError(f"expected rbf or matern52 for features, got {self.kernel!r:.80}")
+        if self.method in ("features", "grid") and type(kernel) not in SPECTRA:
+            raise ValueError(f"expected rbf or matern52 for {self.method}, got {self.kernel!r:.80}")
+        if self.method == "grid" and columns > max(MOST):
+            raise ValueError(f"expected inputs of one or two columns for grid, got {columns}; use method='titsias'")
+        if self.method == "grid" and min(rows, self.learning_rows or rows) > MOST_EXACT:
+            got = "None" if self.learning_rows is None else f"{self.learning_rows:,}"
+            raise ValueError(f"expected at most {MOST_EXACT:,} as learning_rows for grid, got {got}")
         return choice.make(kernel, self.inducing, self.random_state), self.steps or choice.steps
 
 

@@ -13,13 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Key, PyTree
 from scipy.optimize import minimize
 
 from fewshot.inference import sparse
-from fewshot.models import regression
-from fewshot.models.gaussian import GaussianPrior, Query, highest_precision
+from fewshot.models.gaussian import Observed, highest_precision, normal_log_density, observe
 from fewshot.models.inducing import (
     InducingProcess,
     Parameters,
@@ -37,6 +35,7 @@ from fewshot.models.regression import Noise, Prediction
 BLOCK = 2048  # rows whose features are held at once
 # Of standardised targets: how far a logarithm may go from its start, and the logarithm of the noise variance.
 REACH, NOISE = 9.2, (-13.8, 2.3)
+AT_ONCE = 1000  # rows up to which an exact process learns from all of them in every iteration
 
 
 class Posterior(NamedTuple):
@@ -73,10 +72,10 @@ def noise_of(parameters: Parameters) -> Float[Array, ""]:
 
 
 class Rows(NamedTuple):
-    """The rows that an exact posterior is about, and that posterior."""
+    """The rows that an exact posterior is about, as the kernel sees them, and that posterior."""
 
     x: Float[Array, "N D"]
-    posterior: Any
+    observed: Observed
 
 
 @dataclass(frozen=True)
@@ -89,29 +88,27 @@ class Exact:
         """No inducing points."""
         return InducingProcess(self.kernel).initial(x[:0])
 
-    def prior(self, parameters: Parameters, x: Float[Array, "N D"]) -> GaussianPrior:
-        """N(0, K) of weighted inputs."""
-        weighted = parameters.weighted(x)
-        return GaussianPrior(jnp.zeros((1, len(x)), x.dtype), self.kernel.gram(parameters.hyper, weighted, weighted))
-
     @highest_precision
+    def noisy(self, parameters: Parameters, x: Float[Array, "N D"]) -> Float[Array, "N N"]:
+        """A = K + s2 I of weighted inputs."""
+        weighted = parameters.weighted(x)
+        covariance = self.kernel.gram(parameters.hyper, weighted, weighted)
+        return covariance + noise_of(parameters) * jnp.eye(len(x), dtype=covariance.dtype)
+
     def bound(self, parameters: Parameters, x: Float[Array, "N D"], y: Float[Array, " N"]) -> Float[Array, ""]:
-        """log p(y), as (G6) whose derivatives are in closed form."""
-        noise = noise_of(parameters)
-        sites = regression.noise_sites(y, noise)
-        return self.prior(parameters, x).log_normaliser(sites) + regression.noise_scale(y, noise)
+        """log p(y), whose derivatives are in closed form."""
+        return normal_log_density(self.noisy(parameters, x), y)
 
     def condition(self, parameters: Parameters, x: Float[Array, "N D"], y: Float[Array, " N"]) -> Posterior:
         """The posterior of f at the rows."""
-        found = regression.regress(self.prior(parameters, x), y, noise_of(parameters))
-        return Posterior(Rows(parameters.weighted(x), found.posterior), found.log_evidence)
+        found = observe(self.noisy(parameters, x), y)
+        return Posterior(Rows(parameters.weighted(x), found), found.log_density)
 
     def predict(self, parameters: Parameters, state: Rows, x: Float[Array, "Q D"]) -> Prediction:
         """(G7)."""
         weighted, kernel, hyper = parameters.weighted(x), self.kernel, parameters.hyper
-        level = jnp.zeros((1, len(x)), x.dtype)
-        query = Query(level, kernel.gram(hyper, weighted, state.x), kernel.diagonal(hyper, weighted))
-        return regression.predict(state.posterior, query)
+        cross = kernel.gram(hyper, weighted, state.x)
+        return Prediction(*state.observed.predict(cross, kernel.diagonal(hyper, weighted)))
 
 
 class Seen(NamedTuple):
@@ -205,6 +202,16 @@ def seen_rows(
     return Posterior(Seen(whitener, total.weights()), bound)
 
 
+def stages(rows: int, steps: int) -> list[tuple[int, int]]:
+    """(rows, iterations) of learning that costs the cube of the rows: most of the way on few, the end on all.
+
+    Above AT_ONCE rows a quarter, a half and all of them have 5/8, 2/8 and 1/8 of the iterations (docs/sparse.md).
+    """
+    if rows <= AT_ONCE:
+        return [(rows, steps)]
+    return [(rows // 4, -(-5 * steps // 8)), (rows // 2, -(-steps // 4)), (rows, -(-steps // 8))]
+
+
 def learn(
     method: Method, steps: int, parameters: Parameters, x: Float[Array, "N D"], y: Float[Array, " N"]
 ) -> tuple[Parameters, Float[Array, ""]]:
@@ -213,24 +220,31 @@ def learn(
     The bound is not estimated from batches, so that curvature can be learned: Adam takes several times as many
     gradients. Logarithms stay within REACH of their start, that of the noise within NOISE.
     """
-    start, rebuilt = ravel_pytree(parameters)
-    free = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.inf), parameters)
-    scales = jax.tree.map(lambda leaf: jnp.full_like(leaf, REACH), parameters)
-    reach, _ = ravel_pytree(scales._replace(inputs=free.inputs))
-    low, high = np.array(start - reach), np.array(start + reach)
-    is_noise, _ = ravel_pytree(jax.tree.map(jnp.zeros_like, parameters)._replace(log_noise=jnp.ones_like(start[0])))
-    noise = np.flatnonzero(np.asarray(is_noise))
-    low[noise], high[noise] = NOISE
+    leaves, tree = jax.tree.flatten(jax.tree.map(np.asarray, parameters))
+    ends = np.cumsum([leaf.size for leaf in leaves])
+
+    def rebuilt(point: np.ndarray) -> Parameters:
+        parts = np.split(point, ends[:-1])
+        same = [part.reshape(leaf.shape).astype(leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)]
+        return jax.tree.unflatten(tree, same)
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _loss_and_slope(method, rebuilt(jnp.asarray(point, start.dtype)), x, y)
-        return float(value), np.asarray(ravel_pytree(slope)[0], np.float64)
+        value, slope = jax.device_get(_loss_and_slope(method, rebuilt(point), x, y))
+        return float(value), _flat(slope)
 
+    reach = jax.tree.map(lambda leaf: np.full_like(leaf, REACH), jax.tree.unflatten(tree, leaves))
+    far = _flat(reach._replace(inputs=np.full_like(parameters.inputs, np.inf)))
+    start = _flat(jax.tree.unflatten(tree, leaves))
+    is_noise = _flat(jax.tree.map(np.zeros_like, reach)._replace(log_noise=np.ones(()))) > 0
+    low, high = np.where(is_noise, NOISE[0], start - far), np.where(is_noise, NOISE[1], start + far)
     bounds = list(zip(low, high, strict=True))
-    end = minimize(
-        loss, np.asarray(start, np.float64), jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": steps}
-    )
-    return rebuilt(jnp.asarray(end.x, start.dtype)), jnp.asarray(-end.fun * len(y))
+    end = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": steps})
+    return jax.tree.map(jnp.asarray, rebuilt(end.x)), jnp.asarray(-end.fun * len(y))
+
+
+def _flat(parameters: Parameters) -> np.ndarray:
+    """All numbers in one vector of double precision; on the host, where nothing is compiled for it."""
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(parameters)]).astype(np.float64)
 
 
 @partial(jax.jit, static_argnames=("method",))
@@ -271,3 +285,9 @@ def condition(method: Method, parameters: Parameters, x: Float[Array, "N D"], y:
 def predict(method: Method, parameters: Parameters, state: PyTree, x: Float[Array, "Q D"]) -> Prediction:
     """Marginals of y = f + noise at new inputs, compiled."""
     return method.predict(parameters, state, x).noisy(noise_of(parameters))
+
+
+@partial(jax.jit, static_argnames=("method",))
+def predict_mean(method: Method, parameters: Parameters, state: PyTree, x: Float[Array, "Q D"]) -> Float[Array, " Q"]:
+    """The means alone, compiled: what only the variances need is left out."""
+    return method.predict(parameters, state, x).mean

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
 from fewshot.inference.inner.base import Code, Inference, Mask
 from fewshot.inference.inner.settle import settle
+from fewshot.inference.many_labels import ManyLabels
 from fewshot.inference.outer.hypergradients import HyperGradient, sites
 from fewshot.inference.outer.loss import ForEach, Outcome, Reduction
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner, Objective, TaskOutcome, check_combination, elbo
@@ -34,6 +35,7 @@ from fewshot.models.likelihoods.base import Likelihood
 from fewshot.models.process import LatentProcess
 
 GivenImages = Shaped[Array | np.ndarray, "N H W Ch"]
+SEEN_THROUGH_POINTS = ("cvi", "exact")  # inferences of which `ManyLabels` is the form for inducing points
 GivenQueries = Shaped[Array | np.ndarray, "Q H W Ch"]
 
 
@@ -50,7 +52,10 @@ class LabelledTasks(Protocol):
 @partial(jax.tree_util.register_dataclass, data_fields=["x", "posterior", "present"], meta_fields=["classes"])
 @dataclass(frozen=True)
 class Conditioned:
-    """The process given a task: labelled features [N, D], the posterior of f, which classes are real (None: all)."""
+    """The process given a task: the features [N, D] that its posterior stands on, and which classes are real.
+
+    These are the labelled ones, or inducing points of a task with many labels. present None: all classes are real.
+    """
 
     x: Float[Array, "N D"]
     posterior: Posterior
@@ -62,8 +67,9 @@ class GaussianProcess(Learner):
     """A deep-kernel Gaussian process: a classifier, or with a noise model as likelihood a regression (C = 1).
 
     make_inference(likelihood) -> inference kernel, so that a learned parameter of the likelihood reaches it. objective,
-    hypergradient and inner_steps are those of training; classes is the number of a training task's. Raises ValueError
-    for combinations that make no sense (`check_combination`), TypeError for a likelihood that the inference cannot use.
+    hypergradient and inner_steps are those of training; classes is the number of a training task's. many_labels: how
+    `fit` solves tasks with more labels than it has inducing points, None for as all others. Raises ValueError for
+    combinations that make no sense (`check_combination`), TypeError for a likelihood that the inference cannot use.
     """
 
     traits: ClassVar[Traits] = Traits(real_labels=True)
@@ -82,8 +88,14 @@ class GaussianProcess(Learner):
         objective: Objective = elbo,
         hypergradient: HyperGradient = sites,
         inner_steps: int = 10,
+        many_labels: ManyLabels | None = None,
     ):
-        check_combination(make_inference(likelihood), objective, hypergradient)
+        inference = make_inference(likelihood)
+        check_combination(inference, objective, hypergradient)
+        if many_labels is not None and inference.traits.name not in SEEN_THROUGH_POINTS:
+            allowed = " or ".join(SEEN_THROUGH_POINTS)
+            raise ValueError(f"expected {allowed} as inference with inducing points, got {inference.traits.name}")
+        self.many_labels = many_labels
         self.deep_kernel, self.make_inference = deep_kernel, make_inference
         self.objective, self.hypergradient, self.inner_steps = objective, hypergradient, inner_steps
         self.start = nnx.static(likelihood)
@@ -133,9 +145,12 @@ class GaussianProcess(Learner):
         mask: Mask | None = None,
     ) -> tuple[Conditioned, Int[Array, ""]]:
         """The posterior given labelled features, by an inference that is run to a tolerance."""
-        algorithm, prior = self.inference, self.deep_kernel.process().prior(support, classes)
+        present, process = None if mask is None else mask.classes, self.deep_kernel.process()
+        if self.many_labels is not None and len(support) > self.many_labels.inducing:
+            found = self.many_labels.fit(key, process, self.likelihood, support, y, classes, mask)
+            return Conditioned(found.inputs, found.posterior, present, classes), found.code
+        algorithm, prior = self.inference, process.prior(support, classes)
         state, code = settle(key, algorithm, prior, y, mask)
-        present = None if mask is None else mask.classes
         return Conditioned(support, algorithm.posterior(state, prior), present, classes), code
 
     def predict(self, key: Key[Array, ""], state: Conditioned, query: Float[Array, "Q D"]) -> Prediction:
@@ -193,10 +208,20 @@ class GaussianProcess(Learner):
         """The learner with as many draws in inference and in prediction, where these are Monte-Carlo expectations."""
         make: Callable[..., Inference] = self.make_inference
         likelihood: Any = self.start
+        many = self.many_labels and replace(self.many_labels, expectation=MonteCarlo(draws))
         if "expectation" in inspect.signature(make).parameters:
             make = _drawing(make, draws)
         if hasattr(likelihood, "prediction_draws"):
             likelihood = replace(likelihood, prediction_draws=draws)
+        return self._changed(likelihood, make, many)
+
+    def with_many_labels(self, many_labels: ManyLabels | None) -> "GaussianProcess":
+        """The learner with another way to solve tasks of many labels. Raises ValueError as the constructor."""
+        return self._changed(self.start, self.make_inference, many_labels)
+
+    def _changed(
+        self, likelihood: Likelihood, make: Callable[..., Inference], many_labels: ManyLabels | None
+    ) -> "GaussianProcess":
         changed = GaussianProcess(
             self.deep_kernel,
             likelihood,
@@ -204,6 +229,7 @@ class GaussianProcess(Learner):
             objective=self.objective,
             hypergradient=self.hypergradient,
             inner_steps=self.inner_steps,
+            many_labels=many_labels,
         )
         changed.likelihood_parameters = self.likelihood_parameters
         return changed

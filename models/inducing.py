@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Key
 
-from fewshot.models.gaussian import GaussianPrior, cholesky_inverse, highest_precision, prior_root
+from fewshot.models.gaussian import GaussianPrior, Marginals, Query, cholesky_inverse, highest_precision, prior_root
 from fewshot.models.kernels import Hyper, Kernel, Stationary, inner_products
 from fewshot.models.regression import Noise, Prediction
 
@@ -26,32 +26,37 @@ from fewshot.models.regression import Noise, Prediction
 class View(NamedTuple):
     """What N inputs have of the inducing variables: f = mean + features v + rest.
 
-    mean [N] is a, cross [N, M] the covariance k(X, Z), features [N, M] phi, rest [N] the variance that is left.
+    mean [N], or [C, N] of several functions, is a; cross [N, M] is the covariance k(X, Z), features [N, M] phi, rest
+    [N] the variance that is left.
     """
 
-    mean: Float[Array, " N"]
+    mean: Float[Array, "*C N"]
     cross: Float[Array, "N M"]
     features: Float[Array, "N M"]
     rest: Float[Array, " N"]
 
 
 class Weights(NamedTuple):
-    """Posterior N(mean, B^-1) of v [M]: inverse is R^-1 with B = R R^T, determinant is log|B|."""
+    """Posterior N(mean, B^-1) of v [M], or of the v of each class [C, M].
 
-    mean: Float[Array, " M"]
-    inverse: Float[Array, "M M"]
+    inverse is R^-1 with B = R R^T, determinant is log|B|, summed over classes.
+    """
+
+    mean: Float[Array, "*C M"]
+    inverse: Float[Array, "*C M M"]
     determinant: Float[Array, ""]
 
     def kl(self) -> Float[Array, ""]:
-        """KL(q(v) || N(0, I)) = 1/2 [ log|B| + tr B^-1 - M + |mean|^2 ] (G5)."""
-        excess = jnp.sum(self.inverse**2) - self.mean.shape[0]
+        """KL(q(v) || N(0, I)) = 1/2 [ log|B| + tr B^-1 - M + |mean|^2 ] (G5), summed over classes."""
+        excess = jnp.sum(self.inverse**2) - self.mean.size
         return 0.5 * (self.determinant + excess + jnp.sum(self.mean**2))
 
     @highest_precision
     def predict(self, view: View) -> Prediction:
-        """Marginals of f: mean a + phi.mean, variance rest + phi.B^-1 phi (G7)."""
-        mean = view.mean + view.features @ self.mean
-        return Prediction(mean, view.rest + jnp.sum((view.features @ self.inverse.T) ** 2, axis=-1))
+        """Marginals [*C, N] of f: mean a + phi.mean, variance rest + phi.B^-1 phi (G7)."""
+        mean = view.mean + self.mean @ view.features.T
+        spread = view.features @ jnp.swapaxes(self.inverse, -1, -2)
+        return Prediction(mean, view.rest + jnp.sum(spread**2, axis=-1))
 
 
 @highest_precision
@@ -136,7 +141,7 @@ class InducingProcess:
         count = parameters.inputs.shape[0]
         rounding = count**2 * float(jnp.finfo(prior.covariance.dtype).eps)
         if isinstance(self.kernel, Stationary) and self.inducing_noise > rounding:
-            return cholesky_inverse(prior.covariance[None])[0][0].T
+            return cholesky_inverse(prior.covariance)[0].T
         return prior_root(prior).pseudo_inverse
 
     @highest_precision
@@ -158,10 +163,47 @@ def posterior(seen: View, y: Float[Array, " N"], noise: Noise) -> Weights:
 
 
 @highest_precision
-def weights_of(shift: Float[Array, " M"], precision: Float[Array, "M M"]) -> Weights:
+def weights_of(shift: Float[Array, "*C M"], precision: Float[Array, "*C M M"]) -> Weights:
     """N(0, I) times a site exp(shift.v - 1/2 v.precision v): B = I + precision, mean B^-1 shift."""
-    inverses, determinant = cholesky_inverse((jnp.eye(shift.shape[0], dtype=shift.dtype) + precision)[None])
-    return Weights(inverses[0].T @ (inverses[0] @ shift), inverses[0], determinant)
+    inverse, determinant = cholesky_inverse(jnp.eye(shift.shape[-1], dtype=shift.dtype) + precision)
+    whitened = jnp.einsum("...ij,...j->...i", inverse, shift)
+    return Weights(jnp.einsum("...ij,...i->...j", inverse, whitened), inverse, determinant)
+
+
+class InducingPosterior(NamedTuple):
+    """q(f) of C classes behind M inducing points, which stand where labelled points stand in other posteriors.
+
+    prior: N(a, K_zz); whitener: P of (P3); weights: q(v) of every class; bound: what it reaches of log p(y).
+    """
+
+    prior: GaussianPrior
+    whitener: Float[Array, "M M"]
+    weights: Weights
+    bound: Float[Array, ""]
+
+    @property
+    def kl(self) -> Float[Array, ""]:
+        """KL(q || prior)."""
+        return self.weights.kl()
+
+    @property
+    def marginals(self) -> Marginals:
+        """Marginals at the inducing points."""
+        own = self.prior.marginals()
+        return self.predict(Query(own.mean, self.prior.covariance, own.variance[0]))
+
+    def predict(self, query: Query) -> Marginals:
+        """Marginals [C, Q] at new inputs: phi.v + rest."""
+        features = inner_products(query.cross, self.whitener.T)
+        rest = jnp.maximum(query.variance - jnp.sum(features**2, axis=-1), 0.0)
+        return Marginals(*self.weights.predict(View(query.mean, query.cross, features, rest)))
+
+    @highest_precision
+    def draws(self, key: Key[Array, ""], prior: GaussianPrior, count: int) -> Float[Array, "1 D C M"]:
+        """Joint draws of f at the inducing points, but for directions that P leaves out."""
+        noise = jax.random.normal(key, (count, *self.weights.mean.shape), self.weights.mean.dtype)
+        v = self.weights.mean + jnp.einsum("cij,dci->dcj", self.weights.inverse, noise)
+        return (prior.mean + v @ (prior.covariance @ self.whitener).T)[None]
 
 
 def titsias_bound(seen: View, y: Float[Array, " N"], noise: Noise) -> Float[Array, ""]:

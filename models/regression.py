@@ -25,10 +25,10 @@ class Regression(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """Mean and variance of f at Q inputs."""
+    """Mean and variance of f at Q inputs, with an axis of classes where f has several functions."""
 
-    mean: Float[Array, " Q"]
-    variance: Float[Array, " Q"]
+    mean: Float[Array, "*C Q"]
+    variance: Float[Array, "*C Q"]
 
     def noisy(self, noise: Noise) -> "Prediction":
         """The same for y = f + e, e ~ N(0, s2)."""

@@ -19,7 +19,7 @@ for above in ORDER[ORDER.index("evaluation") :]:
 # May factorise a matrix: everything else asks them, so how that is done (precision, order, thresholds) is decided once.
 ALGEBRA = {
     f"models/gaussian/{name}.py"
-    for name in ("factors", "prior", "blocks", "dense", "marginals", "star_reduction", "simplex")
+    for name in ("factors", "prior", "blocks", "dense", "marginals", "observed", "star_reduction", "simplex")
 }
 # May import arviz, and matplotlib.
 DIAGNOSTICS = {

@@ -6,6 +6,7 @@ from fewshot.models.gaussian.diagonal import DiagonalPosterior, Sites
 from fewshot.models.gaussian.factors import cholesky_inverse, first_of_logarithm, highest_precision, triangular_root
 from fewshot.models.gaussian.low_rank import LowRankPosterior
 from fewshot.models.gaussian.marginals import AnyMarginals, JointMarginals, Marginals
+from fewshot.models.gaussian.observed import Observed, normal_log_density, observe
 from fewshot.models.gaussian.prior import (
     AnySites,
     GaussianPosterior,
@@ -31,6 +32,7 @@ __all__ = [
     "JointMarginals",
     "LowRankPosterior",
     "Marginals",
+    "Observed",
     "Posterior",
     "Query",
     "Root",
@@ -40,6 +42,8 @@ __all__ = [
     "cholesky_inverse",
     "first_of_logarithm",
     "highest_precision",
+    "normal_log_density",
+    "observe",
     "prior_root",
     "root_of",
     "triangular_root",

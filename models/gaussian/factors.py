@@ -32,8 +32,8 @@ def _scaled(covariance: Array, precision: Array) -> tuple[Array, Array]:
 
 
 @jax.custom_jvp
-def cholesky_inverse(matrices: Array) -> tuple[Array, Array]:
-    """R^-1 [C, N, N] and sum_c log|B| of B = R R^T [C, N, N], positive definite.
+def cholesky_inverse(matrices: Float[Array, "*C N N"]) -> tuple[Float[Array, "*C N N"], Float[Array, ""]]:
+    """R^-1 [*C, N, N] and sum_c log|B| of B = R R^T [*C, N, N], positive definite.
 
     The derivative d(R^-1) = -Phi(R^-1 dB R^-T) R^-1, Phi the lower triangle with half of the diagonal, is products of
     matrices: several times faster than the triangular solves that the derivative of a Cholesky factor takes, two of
