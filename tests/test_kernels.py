@@ -176,7 +176,11 @@ def test_the_output_scale_starts_at_the_median_of_its_prior(name):
 
 @pytest.mark.parametrize("constant", [0.0, 0.3])
 def test_a_constant_adds_to_all_entries_of_the_cosine(constant):
-    plain, kernel, x, z = kernels.Cosine(), kernels.Cosine(constant=constant), *map(jnp.asarray, (features(0, 7), features(1, 5)))
+    plain, kernel, x, z = (
+        kernels.Cosine(),
+        kernels.Cosine(constant=constant),
+        *map(jnp.asarray, (features(0, 7), features(1, 5))),
+    )
     hyper = hyper_of(plain)
     wanted = plain.gram(hyper, x, z) + constant * np.exp(HYPER["log_scale"])
     np.testing.assert_allclose(kernel.gram(hyper, x, z), wanted, rtol=1e-12, atol=1e-12)
