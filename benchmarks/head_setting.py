@@ -27,6 +27,7 @@ ENCODER, NAMES, IMAGES = "efficientnet-lite0", ("flowers102", "groceries"), 30
 TRAIN, VALIDATION, TEST = range(3)
 UNSEEN = (TRAIN, VALIDATION)
 QUERIES, SEED = 10, 0
+BLOCK = 10  # episodes at once, the same for parts of all sizes, so that one program serves them all
 
 
 class Source(NamedTuple):
@@ -189,4 +190,4 @@ def learner_of(head: Head, metric: Metric) -> GaussianProcess:
 def answers(learner: GaussianProcess, dataset: Dataset, way: int, shot: int, count: int) -> Scores:
     """Probabilities of `count` episodes at temperature 1."""
     episodes = draw_episodes(SEED, "test", dataset, Shape(way, shot, QUERIES), count)
-    return score(learner, embed(learner, dataset), episodes)
+    return score(learner, embed(learner, dataset), episodes, BLOCK)

@@ -166,7 +166,7 @@ def unlearned(name: str, features: np.ndarray, labels: np.ndarray) -> Source:
 def others_at(setting: Setting, head: Head, way: int, shot: int) -> Others:
     """The other methods, chosen on what is unseen; in the metric that was made without it where they use one."""
     unseen, parts = setting.unseen(head, way, UNSEEN), []
-    for one, count in zip(unseen, shares(unseen, max(30, 400 * 5 // way)), strict=True):
+    for one, count in zip(unseen, shares(unseen, max(30, 200 * 5 // way)), strict=True):
         seen = in_metric(one.learner, one.dataset)
         prior = prior_of(one.learner, setting.sources, one.made_of)
         episodes = draw_episodes(SEED, "test", one.dataset, Shape(way, shot, QUERIES), count)
