@@ -1,10 +1,12 @@
 """Tables of `heads.py`: the shipped head beside other methods on the same test episodes."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from bayesian_qda import ClassPrior, bayesian_qda
 from head_baselines import BASELINES, Baseline, Chosen, choose, first, logistic_regression, solve
 
 from fewshot.evaluation import metrics
@@ -12,14 +14,17 @@ from fewshot.evaluation.episodes import Episodes, Shape, draw_episodes
 from fewshot.evaluation.out_of_episode import score_open
 from fewshot.evaluation.resampling import bootstrap
 from fewshot.evaluation.scoring import Scores, embed, score, task_temperatures
-from fewshot.evaluation.selection import kept_at
 from fewshot.evaluation.text import format_markdown
+from fewshot.learners import Learner
 from fewshot.models.networks.metric import unit
 from fewshot.pretrained import Pretrained
 from fewshot.tasks import Dataset
 
 OURS, ADAPTED, IN_METRIC = "shipped head", "shipped head, task's own temperature", "logistic regression in its metric"
-QUERIES, SEED, KEEP = 10, 1, 0.95
+QDA = "Bayesian discriminants in its metric"
+STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)  # C of logistic regression in the metric
+DEGREES = (3.0, 30.0, 300.0, 3000.0)  # nu - D - 1 of Bayesian discriminants
+QUERIES, SEED = 10, 1
 MOST_ADAPTED = 100  # labelled pictures of a task up to which it learns its own temperature
 
 
@@ -31,28 +36,38 @@ class Case(NamedTuple):
     shape: Shape
 
 
-class Chosens(NamedTuple):
-    """Every other method at the setting of a shape; that in the metric apart, as it reads other features."""
+class Part(NamedTuple):
+    """Episodes of classes to choose other methods by, and features [I, D] of their pictures for each kind of method.
+
+    plain: of length 1; in_metric: of length 1 in a metric that other classes made; standard: these, standardised.
+    """
+
+    plain: np.ndarray
+    in_metric: np.ndarray
+    standard: np.ndarray
+    episodes: Episodes
+
+
+class Others(NamedTuple):
+    """Every other method at the setting of a shape, those that read other features apart; the prior of features."""
 
     plain: Mapping[str, Chosen]
-    in_metric: Chosen
+    regression: Chosen
+    qda: Chosen
+    prior: ClassPrior
 
 
-def training_parts(
-    features: Sequence[tuple[np.ndarray, Dataset]], way: int, shot: int, count: int
-) -> list[tuple[np.ndarray, Episodes]]:
-    """Episodes of training classes on given features [I, D] of their data sets."""
-    shape = Shape(way, shot, QUERIES)
-    return [(x, draw_episodes(SEED, "train", dataset, shape, count)) for x, dataset in features]
-
-
-def chosen(plain: list[tuple[np.ndarray, Episodes]], in_metric: list[tuple[np.ndarray, Episodes]], way: int) -> Chosens:
+def chosen(parts: Sequence[Part], prior: ClassPrior, way: int) -> Others:
     """The setting and temperature of every method that takes so many classes."""
+    plain = [(part.plain, part.episodes) for part in parts]
     found = {name: choose(one, plain) for name, one in BASELINES.items() if way <= one.most_classes}
-    return Chosens(found, choose(Baseline(logistic_regression, (0.1, 1.0, 10.0)), in_metric))
+    regression = choose(Baseline(logistic_regression, STRENGTHS), [(part.in_metric, part.episodes) for part in parts])
+    answer = partial(bayesian_qda, ClassPrior(np.zeros(len(prior.mean)), 1.0, prior.between / prior.within))
+    qda = choose(Baseline(answer, DEGREES), [(part.standard, part.episodes) for part in parts])
+    return Others(found, regression, qda, prior)
 
 
-def solved(pretrained: Pretrained, others: Chosens, case: Case, count: int) -> dict[str, Scores]:
+def solved(pretrained: Pretrained, others: Others, case: Case, count: int) -> dict[str, Scores]:
     """Predictions of every method on the same episodes; a slow one has the first of them alone."""
     way, shot, _ = case.shape
     episodes = draw_episodes(SEED, "test", case.dataset, case.shape, count)
@@ -64,11 +79,17 @@ def solved(pretrained: Pretrained, others: Chosens, case: Case, count: int) -> d
     if shot > 1 and way * shot < MOST_ADAPTED:
         fewer = pretrained.temperature([shot - 1] * way)
         found[ADAPTED] = raw.tempered(task_temperatures(learner, inputs, episodes, temperature, fewer))
-    features = unit(features_of(case.dataset))
+    features, seen = unit(features_of(case.dataset)), unit(np.asarray(inputs))
     for name, method in others.plain.items():
         found[name] = method.scores(features, first(episodes, BASELINES[name].most_episodes))
-    found[IN_METRIC] = others.in_metric.scores(unit(np.asarray(inputs)), episodes)
+    found[IN_METRIC] = others.regression.scores(seen, episodes)
+    found[QDA] = others.qda.scores(others.prior.standard(seen), episodes)
     return found
+
+
+def in_metric(learner: Learner, dataset: Dataset) -> np.ndarray:
+    """Features [I, D] of length 1 in a learner's metric."""
+    return unit(np.asarray(embed(learner, dataset)))
 
 
 def features_of(dataset: Dataset) -> np.ndarray:
@@ -106,7 +127,7 @@ def comparison(rows: list[list[str]]) -> str:
     return format_markdown(HEADER, rows)
 
 
-def unknown_rows(pretrained: Pretrained, others: Chosens, case: Case, count: int) -> list[list[str]]:
+def unknown_rows(pretrained: Pretrained, others: Others, case: Case, count: int) -> list[list[str]]:
     """AUROC of unknown classes by every score, then what is kept at KEEP and the area under risk and coverage."""
     way, shot, _ = case.shape
     episodes = draw_episodes(SEED, "test", case.dataset, case.shape, count, other_classes=way)
@@ -156,34 +177,4 @@ def joined(episodes: Episodes) -> Episodes:
     return episodes._replace(indices=at._replace(x_query=query, y_query=y))
 
 
-def kept_rows(case: Case, found: Mapping[str, Scores]) -> list[list[str]]:
-    """Of every method: the share of answers kept at KEEP, their accuracy, and the area under risk and coverage."""
-    rows = []
-    for name, one in found.items():
-        kept = np.stack([kept_at(p, KEEP) for p in one.probabilities])
-        right = one.probabilities.argmax(-1) == one.labels
-        each = [own[chosen].mean() for own, chosen in zip(right, kept, strict=True) if chosen.any()]
-        rows.append(
-            [
-                case.name,
-                f"{case.shape.way}-way {case.shape.shot}-shot",
-                f"{name} ({len(kept)})",
-                f"{100 * kept.mean():.1f}",
-                f"{100 * right[kept].mean():.2f}" if each else "-",
-                f"{100 * np.mean(each):.2f}" if each else "-",
-                f"{metrics.aurc(one.probabilities, one.labels):.4f}",
-            ]
-        )
-    return rows
-
-
 UNKNOWN_HEADER = ["data set", "task", "score", "AUROC", "more than logistic regression"]
-KEPT_HEADER = [
-    "data set",
-    "task",
-    "method (episodes)",
-    "% kept",
-    "% right of all kept",
-    "% right, mean of tasks",
-    "AURC",
-]

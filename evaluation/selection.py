@@ -9,7 +9,10 @@ def kept_at(probabilities: Float[np.ndarray, "Q C"], accuracy: float) -> Bool[np
 
     Where probabilities are calibrated, an answer is right with probability max_k p_k, so that the left side is the
     expected accuracy of S. Of all sets of a size the surest answers have the largest; the mean over the n surest falls
-    with n, so the last n at which it suffices gives the largest set. Raises ValueError for an accuracy beyond (0, 1].
+    with n, so the last n at which it suffices gives the largest set. Where the mean of all is larger, all are kept and
+    more are right than was asked for: of many tasks these exceed the accuracy, the others reach it.
+
+    Raises ValueError for an accuracy beyond (0, 1].
     """
     if not 0 < accuracy <= 1:  # written so that nan is refused
         raise ValueError(f"expected an accuracy above 0 and at most 1, got {accuracy}")

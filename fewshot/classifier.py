@@ -187,7 +187,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         """Answers, and the largest set of them to keep whose expected accuracy is the wanted one.
 
         Expected by the probabilities themselves: of calibrated ones the accuracy of kept answers is the mean of their
-        largest probabilities. Which are kept depends on all of X. Raises ValueError for an accuracy beyond (0, 1].
+        largest probabilities. Which are kept depends on all of X; where all would be right more often, all are kept.
+        Raises ValueError for an accuracy beyond (0, 1].
         """
         p = self.predict_proba(X)
         kept, probability = kept_at(p, wanted_accuracy), p.max(axis=1, initial=0.0)

@@ -147,7 +147,7 @@ def _features(path: str, labelled: bool, model: Model, strict: bool) -> Images:
     if encoder.features != width:
         raise DataError(f"expected an encoder of {width} features, got {encoder.features} of {plain(encoder.name)}")
     files = (labelled_files if labelled else unlabelled_files)(Path(path))
-    return FeatureCache().encode_files(encoder, files, strict)
+    return FeatureCache(say=partial(print, file=sys.stderr)).encode_files(encoder, files, strict)
 
 
 def answered(

@@ -120,10 +120,24 @@ class FeatureKernel(Kernel):
 
 @dataclass(frozen=True)
 class Cosine(FeatureKernel):
-    """k = x.z / (|x| |z|); 0 where either is the zero vector."""
+    """k = x.z / (|x| |z|) + constant; the first part is 0 where either is the zero vector.
+
+    constant: the prior variance, in units of s2, of what a latent function has in common at all inputs.
+    """
+
+    constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.constant < math.inf:
+            raise ValueError(f"constant must be a number from 0 on, got {self.constant}")
 
     def feature_map(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
-        return jnp.exp(0.5 * hyper["log_scale"]) * unit_norm(x)
+        features = unit_norm(x)
+        if self.constant:
+            column = jnp.full((x.shape[0], 1), math.sqrt(self.constant), x.dtype)
+            features = jnp.concatenate([features, column], axis=-1)
+        return jnp.exp(0.5 * hyper["log_scale"]) * features
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,14 @@
 # One task, its variational posterior, a Gibbs sampler and NUTS on the un-augmented model, judged with ArviZ.
 
 # %%
+import warnings
+
+import arviz
 import jax
 import matplotlib.pyplot as plt
 from numpyro.infer import MCMC
 
-from fewshot import OneVsEach, cavi, cvi, load, load_pretrained, predict, sample_task, to_arviz
+from fewshot import OneVsEach, Softmax, cavi, cvi, load, load_pretrained, predict, sample_task, to_arviz
 from fewshot.inference.diagnostics import pareto_k, psis_loo, summary_table
 from fewshot.inference.inner import fit_to_tolerance
 from fewshot.inference.mcmc import GibbsKernel, nuts
@@ -52,6 +55,48 @@ reference.run(k2)
 sampled, judged = (to_arviz(k3, mcmc, likelihood, prior, y) for mcmc in (gibbs, reference))
 tables = {"gibbs": summary_table(sampled), "nuts": summary_table(judged)}
 print(tables["gibbs"].head(8).round(3), tables["nuts"].head(8).round(3), sep="\n\n")
+
+# %% [markdown]
+# ## What a sampler did, and what its draws say of the labels
+#
+# The trace of one latent in every chain of NUTS: chains that lie upon one another, without a drift. Below it the share
+# of labels drawn from the posterior that are the right ones: labelled examples should be likely.
+
+# %%
+plt.figure(figsize=(9, 2.5))
+for chain in judged.posterior["f"].to_numpy()[:, :, 0, 0]:
+    plt.plot(chain, linewidth=0.5)
+plt.xlabel("draw")
+plt.ylabel("f of the first class\nat the first example")
+plt.tight_layout()
+plt.show()
+
+# %%
+drawn = judged.posterior_predictive["y"].stack(draws=("chain", "draw")).to_numpy()
+again = (drawn == task.y_support[:, None]).mean(1)
+plt.figure(figsize=(6, 2.5))
+plt.bar(range(len(again)), again)
+plt.axhline(1 / WAY, color="black", linestyle=":", label="chance")
+plt.xlabel("labelled example")
+plt.ylabel("share of draws\nwith its label")
+plt.ylim(0, 1.2)
+plt.legend(loc="upper right")
+plt.tight_layout()
+plt.show()
+
+# %% [markdown]
+# ## Which likelihood
+#
+# ArviZ compares models by how well they predict labels that are left out. With five labels the standard errors are as
+# large as the differences, which is what the table should say. Warnings that some labels weigh much are left out.
+
+# %%
+other = nuts(prior, Softmax(), y, num_warmup=DRAWS // 2, num_samples=DRAWS)
+other.run(k2)
+models = {"one-vs-each": judged, "softmax": to_arviz(k3, other, Softmax(), prior, y)}
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    print(arviz.compare(models, var_name="y").round(2).to_string())
 
 # %% [markdown]
 # ## Variational posteriors against them

@@ -11,6 +11,7 @@ A picture that cannot be read is left out, in one line; with --strict it ends th
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,7 @@ def main(config: EncodingConfig) -> dict[str, np.ndarray]:
     if Path(config.out).suffix != ".npz":
         raise ConfigError(f"expected --out to end in .npz, got {plain(config.out)}")
     parts = _parts([Path(path).expanduser() for path in config.paths])
-    encoder, cache = load_encoder(config.encoder), FeatureCache()
+    encoder, cache = load_encoder(config.encoder), FeatureCache(say=partial(print, file=sys.stderr))
     arrays: dict[str, np.ndarray] = {"encoder": np.array(encoder.identity)}
     for prefix, files in parts.items():
         arrays |= _arrays(prefix, _encoded(encoder, cache, files, config.strict))
@@ -79,7 +80,6 @@ def _holds_classes(path: Path) -> bool:
 
 
 def _encoded(encoder: Encoder, cache: FeatureCache, files: list[tuple[Path, str]], strict: bool) -> Images:
-    print(f"encoding {len(files)} pictures, those that were not seen before", file=sys.stderr)
     return cache.encode_files(encoder, files, strict)
 
 

@@ -14,7 +14,7 @@ import jax
 
 from fewshot.learners import TrainsOn
 from fewshot.runners.cli import compilation_cache, processor
-from fewshot.runners.cli.console import one_line_errors
+from fewshot.runners.cli.console import one_line_errors, silent_where_asked
 from fewshot.runners.cli.flags import parse
 from fewshot.runners.cli.launch import EXPECTED, nobody_reads, stopped_by
 from fewshot.tasks.curves import has_real_labels
@@ -132,7 +132,8 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
             # Of several processes none may leave the others alone.
             alone = jax.process_count() == 1
             try:
-                with stoppable() if alone else contextlib.nullcontext(), processes.only_first_prints():
+                ended = stoppable() if alone else contextlib.nullcontext()
+                with ended, processes.only_first_prints(), silent_where_asked(arguments):
                     result = main(config)
             except BrokenPipeError:
                 return nobody_reads()

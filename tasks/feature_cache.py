@@ -7,7 +7,7 @@ not, and no entry ever has to be dropped for being old.
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,11 +38,14 @@ class PictureEncoder(Protocol):
 
 
 class FeatureCache:
-    """Features by picture in a folder, by default the user's cache folder; several processes may share it."""
+    """Features by picture in a folder, by default the user's cache folder; several processes may share it.
 
-    def __init__(self, folder: Path | None = None):
+    say: told before pictures pass the encoder, a block at a time, what may take some seconds.
+    """
+
+    def __init__(self, folder: Path | None = None, say: Callable[[str], None] | None = None):
         self.folder = cache_folder() / "features" if folder is None else folder
-        self._told = False
+        self._say, self._told = say, False
 
     def encode(self, encoder: PictureEncoder, pictures: Sequence[Any] | np.ndarray) -> Float32[np.ndarray, "N D"]:
         """Features [N, D] of pictures, of which those that were never seen go through the encoder.
@@ -84,6 +87,8 @@ class FeatureCache:
         known = {path: features for path, features in found.items() if features is not None}
         missing = [path for path in first if path not in known]
         if missing:
+            if self._say:
+                self._say(f"new pictures to encode: {len(missing)}")
             computed = encoder.encode(pixels[[first[path] for path in missing]])
             for path, features in zip(missing, computed, strict=True):
                 known[path] = features

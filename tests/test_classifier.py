@@ -69,8 +69,12 @@ def test_checks_of_scikit_learn_that_cost_nothing(name):
     getattr(estimator_checks, name)("FewShotClassifier", FewShotClassifier(REGRESSION, draws=None))
 
 
+# The tests' run-time type checker refuses the -1 that this check hands to every parameter of the constructor.
+TYPED = {"check_do_not_raise_errors_in_init_or_set_params": "the run-time type checker of the tests"}
+
+
 @pytest.mark.slow
-@parametrize_with_checks([FewShotClassifier(LAPLACE)])  # cvi takes minutes for the 300 examples of some
+@parametrize_with_checks([FewShotClassifier(LAPLACE)], expected_failed_checks=lambda estimator: TYPED)
 def test_all_checks_of_scikit_learn(estimator, check):
     check(estimator)
 

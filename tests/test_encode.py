@@ -65,6 +65,17 @@ def test_three_folders_become_an_embeddings_data_set(classes, tmp_path):
     np.testing.assert_allclose(np.asarray(splits.test.images).ravel(), [2 / 255, 0, 0] * 2, rtol=1e-6)
 
 
+def test_a_quiet_call_prints_what_is_wrong_alone(classes, tmp_path, capsys):
+    (classes / "leek" / "1.png").write_bytes(b"\x89PNG no picture")
+    for words, shown in (((), True), (("--quiet",), False)):
+        assert run(classes, "--out", tmp_path / "f.npz", *words) == 0
+        out, err = capsys.readouterr()
+        assert bool(out) == shown and "left out" in err and (tmp_path / "f.npz").exists()
+        (tmp_path / "f.npz").unlink()
+    assert run(classes / "none", "--out", tmp_path / "f.npz", "--quiet") == 2
+    assert "does not exist" in capsys.readouterr().err
+
+
 def test_a_damaged_picture_is_one_line_and_left_out_unless_strict(classes, tmp_path, capsys):
     (classes / "leek" / "1.png").write_bytes(b"\x89PNG no picture")
     assert run(classes, "--out", tmp_path / "f.npz") == 0

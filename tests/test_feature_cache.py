@@ -53,6 +53,14 @@ def test_only_new_pictures_take_a_pass_and_equal_ones_take_one(cache):
     np.testing.assert_array_equal(features, Counting().encode(PICTURES)[[5, 1, 5, 6, 0]])
 
 
+def test_it_says_how_many_pictures_it_encodes(tmp_path, monkeypatch):
+    monkeypatch.setattr(feature_cache, "BLOCK", 4)
+    said = []
+    for _ in range(2):
+        FeatureCache(tmp_path, said.append).encode(Counting(), PICTURES)
+    assert said == ["new pictures to encode: 4", "new pictures to encode: 3"]
+
+
 def test_another_encoder_or_picture_has_its_own_entry(cache):
     cache.encode(Counting(), PICTURES)
     other = Counting("mean-2")

@@ -7,9 +7,13 @@ import numpyro.distributions as dist
 import pytest
 from jax.test_util import check_grads
 from problems import defined
+from sklearn.linear_model import LogisticRegression
 
 from fewshot import models
+from fewshot.inference.inner import laplace, run
 from fewshot.models import kernels
+from fewshot.models.likelihoods import Softmax
+from fewshot.models.process import LatentProcess
 
 HYPER = {"log_scale": 0.7, "log_lengthscale": -0.3, "log_offset": 0.4}
 NAMES = list(models.KERNELS)
@@ -168,6 +172,39 @@ def test_the_output_scale_starts_at_the_median_of_its_prior(name):
     assert kernel.initial()["log_scale"] == float(kernel.priors()["log_scale"].loc) == np.log(2.0)
     with pytest.raises(ValueError, match=r"prior_scale must be positive, got 0\.0"):
         models.KERNELS[name](prior_scale=0.0)
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.3])
+def test_a_constant_adds_to_all_entries_of_the_cosine(constant):
+    plain, kernel, x, z = (
+        kernels.Cosine(),
+        kernels.Cosine(constant=constant),
+        *map(jnp.asarray, (features(0, 7), features(1, 5))),
+    )
+    hyper = hyper_of(plain)
+    wanted = plain.gram(hyper, x, z) + constant * np.exp(HYPER["log_scale"])
+    np.testing.assert_allclose(kernel.gram(hyper, x, z), wanted, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(kernel.diagonal(hyper, x), np.diag(kernel.gram(hyper, x, x)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("constant", [-0.1, np.nan, np.inf])
+def test_a_constant_that_is_no_variance_is_refused(constant):
+    with pytest.raises(ValueError, match="constant must be a number from 0 on"):
+        kernels.Cosine(constant=constant)
+
+
+@pytest.mark.long
+def test_the_mode_under_a_large_constant_is_logistic_regression_without_a_penalty_of_the_intercept():
+    """Weights have the variance C of scikit-learn's penalty |w|^2 / 2C; the constant is the prior of the intercept."""
+    rng, scale = np.random.default_rng(0), 2.0
+    x, y = rng.normal(size=(14, 3)), np.arange(14) % 3
+    units, kernel = x / np.linalg.norm(x, axis=1, keepdims=True), kernels.Cosine(constant=1e6)
+    process, labelled = LatentProcess(kernel, {"log_scale": jnp.log(scale)}), jnp.asarray(x[:9])
+    posterior = run(jax.random.key(0), laplace(Softmax()), process.prior(labelled, 3), jnp.asarray(y[:9]), steps=30)
+    mean = np.asarray(posterior.predict(process.query(labelled, jnp.asarray(x[9:]), 3)).mean).T
+    solver = LogisticRegression(C=scale, tol=1e-10, max_iter=1000).fit(units[:9], y[:9])
+    wanted = solver.decision_function(units[9:])
+    np.testing.assert_allclose(mean - mean.mean(1, keepdims=True), wanted, atol=1e-4)
 
 
 def test_normalisation_is_asked_for_by_three_kernels_only():

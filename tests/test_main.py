@@ -30,6 +30,13 @@ def test_a_name_that_is_no_program_is_refused(words, shown, capsys):
     assert shown in error and "train, evaluate" in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize("program", main.PROGRAMS)
+def test_every_program_has_a_quiet_flag(program, capsys):
+    with pytest.raises(SystemExit):
+        main.main([program, "--help"])
+    assert "--quiet" in capsys.readouterr().out
+
+
 def test_help_lists_the_programs(capsys):
     assert main.main(["--help"]) == 0
     assert "train,evaluate,predict,encode,diagnose,reproduce" in capsys.readouterr().out

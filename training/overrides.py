@@ -26,6 +26,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "prediction_draws": (2, 1_000_000),
     "expectation": (-math.inf, 1_000_000),
     "prior_scale": (1e-5, 1e5),
+    "constant": (0.0, 1e5),
     "temperature": (1e-4, 1e4),
     "noise": (1e-8, 1e8),
     "dof": (0.5, 1e6),

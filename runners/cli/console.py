@@ -1,10 +1,23 @@
 """What command lines print when something is wrong."""
 
 import contextlib
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fewshot.evaluation.text import plain
+
+QUIET = "--quiet"
+
+
+@contextlib.contextmanager
+def silent_where_asked(arguments: Sequence[str] | None) -> Iterator[None]:
+    """Print nothing on the output where the command line says QUIET; files, warnings and errors are as ever."""
+    if QUIET not in (sys.argv[1:] if arguments is None else arguments):
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        yield
 
 
 @contextlib.contextmanager

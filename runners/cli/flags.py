@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fewshot.runners.cli.console import QUIET
 from fewshot.tasks import NAMES
 from fewshot.tasks.curves import CURVES, has_real_labels
 from fewshot.training import run_directory
@@ -64,8 +65,20 @@ def _resumed(config: RunConfig, given: Mapping[str, Any]) -> RunConfig:
     return stored
 
 
+class Noted(argparse.Action):
+    """A flag that leaves nothing in what was parsed: `silent_where_asked` reads it."""
+
+    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
+        """Nothing."""
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """Reports a bad command line as a ConfigError, without the usage text."""
+    """Reports a bad command line as a ConfigError, without the usage text. Every one takes QUIET."""
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        said = "print warnings and errors alone; files are written as ever"
+        self.add_argument(QUIET, action=Noted, nargs=0, dest=argparse.SUPPRESS, default=argparse.SUPPRESS, help=said)
 
     def error(self, message: str) -> NoReturn:
         """Raises ConfigError."""

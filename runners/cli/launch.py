@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from fewshot.runners.cli import compilation_cache, processor
-from fewshot.runners.cli.console import one_line_errors
+from fewshot.runners.cli.console import one_line_errors, silent_where_asked
 from fewshot.tasks import DataError
 from fewshot.training.checkpoint import CheckpointError
 from fewshot.training.interruption import AT_ONCE, Stopped, stoppable
@@ -33,7 +33,7 @@ def launch(
         compilation_cache.enable()
         processor.tune()
         try:
-            with stoppable():
+            with stoppable(), silent_where_asked(arguments):
                 main(config)
             sys.stdout.flush()
         except BrokenPipeError:

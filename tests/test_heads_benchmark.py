@@ -1,0 +1,76 @@
+"""benchmarks/heads.py: which answers are kept over many tasks, and that nothing is judged by a metric made of it."""
+
+import importlib
+import itertools
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY, load_benchmark
+
+from fewshot.evaluation.scoring import Scores
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return load_benchmark("head_kept")
+
+
+@pytest.fixture
+def setting(monkeypatch):
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    return importlib.import_module("head_setting")
+
+
+def scores(seed, episodes=6, queries=5, classes=3):
+    rng = np.random.default_rng(seed)
+    p = rng.dirichlet(np.ones(classes), (episodes, queries)).astype(np.float32)
+    labels = np.array([[rng.choice(classes, p=one / one.sum()) for one in task] for task in p.astype(float)])
+    return Scores(p, labels, np.zeros(episodes, int), 0.0)
+
+
+@pytest.mark.parametrize("accuracy", [0.5, 0.7, 0.9])
+def test_a_threshold_is_the_least_that_is_right_often_enough(kept, accuracy):
+    """By trying every probability as the threshold."""
+    some = scores(0, episodes=40)
+    probability, right = some.probabilities.max(-1), some.probabilities.argmax(-1) == some.labels
+    enough = [t for t in probability.ravel() if right[probability >= t].mean() >= accuracy]
+    assert kept.threshold_at(some, accuracy) == pytest.approx(min(enough))
+
+
+def test_no_threshold_keeps_what_is_never_right(kept):
+    some = scores(1)
+    wrong = some._replace(labels=(some.probabilities.argmax(-1) + 1) % 3)
+    assert kept.threshold_at(wrong, 0.95) == np.inf
+    row = kept.threshold_row(["a", "b"], some, wrong)
+    assert row == ["a", "b", "inf", "0.0", "-"]
+
+
+def test_tasks_that_keep_all_are_told_apart(kept):
+    """One task is sure of everything, one of half of its queries, one of nothing."""
+    sure, doubtful = [0.99, 0.01], [0.6, 0.4]
+    p = np.array([[sure, sure], [sure, doubtful], [doubtful, doubtful]], np.float32)
+    labels = np.array([[0, 0], [1, 0], [0, 0]])
+    (row,) = kept.kept_rows(["a", "b"], {"one": Scores(p, labels, np.zeros(3, int), 0.0)})
+    assert row[2:4] == ["one (3)", "50.0"]
+    assert row[4].startswith("66.7 [") and row[4].endswith("(99.0)")
+    assert row[5] == "33" and row[6].startswith("100.0 [") and row[7] == "25.0" and row[8].startswith("0.0 [")
+
+
+def test_what_is_unseen_made_no_metric(setting):
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(12), 12)
+    split = np.array([setting.TRAIN] * 6 + [setting.VALIDATION] * 3 + [setting.TEST] * 3)
+    sources = [
+        setting.Source(name, rng.normal(size=(len(labels), 8)).astype(np.float32), labels, split) for name in "ab"
+    ]
+    found = setting.Setting(sources)
+    unseen = found.unseen(setting.Head(rank=2), 2, setting.UNSEEN)
+    assert len(unseen) == 6 and setting.shares(unseen, 48) == [8] * 6
+    for part in unseen:
+        made_of = part.made_of[part.source.name]
+        assert set(part.classes).isdisjoint(made_of) and set(split[made_of]) == {setting.TRAIN}
+        wanted = setting.metric_of(sources, part.made_of).mean
+        np.testing.assert_allclose(part.learner.deep_kernel.backbone.mean[...], wanted, atol=1e-6)
+    training = list(itertools.chain.from_iterable(part.classes for part in unseen if part.source.name == "a"))
+    assert sorted(training) == list(range(9))
+    assert found.unseen(setting.Head(rank=2), 4, setting.UNSEEN) == []
