@@ -71,14 +71,13 @@ WAYS, SHOTS = (2, 5, 10, 20), (1, 2, 5, 10)
 TESTED = ((5, 1), (5, 2), (5, 5), (5, 10), (20, 5))
 CHOICE = ((5, 1), (5, 5))
 
-FIRST = Head()
-SHIPPED = Head(scale=10.0, constant=0.3)
+SHIPPED = Head()
 CANDIDATES = {
     "metric": {
         "unit features, cosine, scale 30": Head(shrinkage=0.0, scale=30.0),
         "metric .2, rank 128": Head(rank=128),
         "metric .2, rank 64": Head(rank=64),
-        "metric .2, rank 32": FIRST,
+        "metric .2, rank 32": SHIPPED,
         "metric .2, rank 16": Head(rank=16),
         "metric .1, rank 32": Head(shrinkage=0.1),
         "metric .4, rank 32": Head(shrinkage=0.4),
@@ -92,9 +91,9 @@ CANDIDATES = {
         "metric .2, rank 32, laplace": Head(inference="laplace"),
     },
     "constant": {
-        "scale 5": FIRST,
+        "scale 5": SHIPPED,
         "scale 5, constant .3": Head(constant=0.3),
-        "scale 10, constant .3": SHIPPED,
+        "scale 10, constant .3": Head(scale=10.0, constant=0.3),
         "scale 5, constant 1": Head(constant=1.0),
         "scale 10, constant 1": Head(scale=10.0, constant=1.0),
     },
@@ -214,7 +213,7 @@ def test(setting: Setting, arguments: argparse.Namespace) -> str:
 
 def unseen_answers(setting: Setting, pretrained: Pretrained, way: int, shot: int) -> Scores:
     """Those of the shipped head's process at its temperature, on all that is unseen."""
-    found = pooled(setting.answers(SHIPPED, way, shot, max(60, 800 * 25 // (way * shot)), UNSEEN))
+    found = pooled(setting.answers(SHIPPED, way, shot, max(40, 400 * 25 // max(25, way * shot)), UNSEEN))
     return Scores(*found, np.zeros(len(found[1]), int), 0.0).tempered(pretrained.temperature([shot] * way))
 
 
