@@ -46,6 +46,15 @@ def test_faults_are_counted(tmp_path):
     assert rows == ["files", "4", "1", "1", "0", "2", "1"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seconds, kinds", [(1, []), (30, ["hang"])])
+def test_a_command_that_waits_is_no_hang_unless_it_never_ends(seconds, kinds, tmp_path, monkeypatch):
+    (tmp_path / "evaluate.py").write_text(f"import time\ntime.sleep({seconds})\n")
+    monkeypatch.setattr(fuzz_folders, "RUNNERS", tmp_path)
+    monkeypatch.setattr(fuzz_folders, "HANG", 0.3)
+    assert [kind for kind, _ in fuzz_folders._outcome("evaluate", tmp_path, "data", "a file")] == kinds
+
+
 def test_pieces_of_a_part_are_added_up(monkeypatch, capsys):
     pieces = [("tasks", lambda number: ([("NaN", f"piece {number}")] * number, 5), (number,)) for number in (0, 1)]
     monkeypatch.setattr(fuzz, "pieces", lambda arguments: [*pieces, ("files", lambda: ([], 7), ())])
