@@ -45,7 +45,7 @@ long: $(VENV)/.installed-test
 slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(WORKERS) $(ARGS)
 
-# An hour or more, most of it for the tasks; ARGS='--tasks 1000' makes it shorter.
+# Two processes, some 22 minutes of processor time; ARGS='--tasks 1000' makes it shorter.
 fuzz: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/fuzz.py $(ARGS)
 
