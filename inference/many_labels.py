@@ -108,7 +108,7 @@ class ManyLabels:
     """How a task of many labels is solved: `inducing` points, chosen at random from its rows.
 
     batch_steps natural-gradient steps on batches of `batch` rows, then at most `steps` on all of them until the
-    residual, whose half square is about what the bound still lacks in nats, is at most `tolerance`. expectation: rule
+    residual (P13) is at most `tolerance` times the root of the number of labels. expectation: rule
     for E_q[log p(y | f)], as in `cvi`. Classes are independent in q. Raises ValueError for numbers that make no sense.
     """
 
@@ -167,10 +167,9 @@ class ManyLabels:
         model = _Model(likelihood, self.expectation.points(nodes, classes, x.dtype), mask)
         rows = Rows(seen, y, jnp.ones(len(x), x.dtype) if mask is None else mask.points.astype(x.dtype))
         sites = model.by_batches(batches, rows, Sites.zero(classes, seen), min(self.batch, len(x)), self.batch_steps)
-        end = model.by_all(sites, rows, self.steps, self.tolerance)
-        code = jnp.where(
-            end.residual <= self.tolerance, Code.OK, jnp.where(end.stalled, Code.STALLED, Code.NOT_CONVERGED)
-        )
+        limit = self.tolerance * jnp.sqrt(jnp.sum(rows.weight))
+        end = model.by_all(sites, rows, self.steps, limit)
+        code = jnp.where(end.residual <= limit, Code.OK, jnp.where(end.stalled, Code.STALLED, Code.NOT_CONVERGED))
         code = jnp.where(jnp.isfinite(end.bound), code, Code.NON_FINITE)
         return Fitted(inputs, InducingPosterior(prior, whitener, end.sites.weights(), end.bound), code, end.residual)
 
@@ -228,8 +227,8 @@ class _Model:
         numbers = jnp.arange(steps, dtype=sites.shift.dtype) + 1
         return jax.lax.scan(one, sites, (numbers, jax.random.split(key, steps)))[0]
 
-    def by_all(self, sites: Sites, rows: Rows, steps: int, tolerance: float) -> _Progress:
-        """Steps on all rows until the residual is at most the tolerance; a step that would lower the bound is refused.
+    def by_all(self, sites: Sites, rows: Rows, steps: int, limit: Float[Array, ""]) -> _Progress:
+        """Steps on all rows until the residual is at most the limit; a step that would lower the bound is refused.
 
         A precision that is negative at a row is kept: only that of q must be positive definite, and where it would not
         be the bound is NaN, which is refused too.
@@ -260,7 +259,7 @@ class _Model:
             return jax.tree.map(partial(jnp.where, accepted), there, here)
 
         def unfinished(now: _Progress) -> Array:
-            return (now.residual > tolerance) & ~now.stalled & (now.steps < steps) & jnp.isfinite(now.bound)
+            return (now.residual > limit) & ~now.stalled & (now.steps < steps) & jnp.isfinite(now.bound)
 
         _, bound, direction, residual = judged(sites)
         first = jnp.asarray(FIRST_STEP, sites.shift.dtype)

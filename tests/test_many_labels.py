@@ -47,7 +47,7 @@ def test_all_points_as_inducing_points_end_where_cvi_ends(likelihood, batches):
     algorithm = cvi(likelihood, expectation=rule)
     state, info, _ = fit_to_tolerance(KEY, algorithm, prior, y, tolerance=1e-6, max_steps=300)
     expected = algorithm.posterior(state, prior)
-    solver = ManyLabels(batch=10, batch_steps=batches, steps=200, tolerance=1e-4, expectation=rule)
+    solver = ManyLabels(batch=10, batch_steps=batches, steps=200, tolerance=1e-5, expectation=rule)
     found = fitted(solver, x, likelihood, x, y)
     assert found.code == Code.OK and info.clipped == 0
     np.testing.assert_allclose(found.posterior.bound, info.elbo, atol=1e-7)
@@ -60,7 +60,7 @@ def test_all_points_as_inducing_points_end_where_cvi_ends(likelihood, batches):
 @double
 def test_more_inducing_points_never_loosen_the_bound():
     x, y = task(40)
-    solver = ManyLabels(batch_steps=0, steps=200, tolerance=1e-4, expectation=MonteCarlo(64))
+    solver = ManyLabels(batch_steps=0, steps=200, tolerance=1e-5, expectation=MonteCarlo(64))
     bounds = [float(fitted(solver, x[:count], Softmax(), x, y).posterior.bound) for count in (2, 8, 40)]
     assert np.all(np.diff(bounds) > -1e-6)
     assert bounds[-1] - bounds[0] > 1
@@ -165,7 +165,7 @@ def test_a_likelihood_that_is_not_log_concave_ends_above_cvi_that_keeps_precisio
     prior = process().prior(x, WAYS)
     algorithm = cvi(likelihood, expectation=rule)
     _, info, _ = fit_to_tolerance(KEY, algorithm, prior, y, tolerance=1e-4, max_steps=100)
-    solver = ManyLabels(batch_steps=10, batch=6, steps=100, tolerance=1e-3, expectation=rule)
+    solver = ManyLabels(batch_steps=10, batch=6, steps=100, tolerance=3e-4, expectation=rule)
     found = fitted(solver, x, likelihood, x, y)
     assert found.code == Code.OK
     assert info.clipped > 0
