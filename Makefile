@@ -17,13 +17,14 @@ TYPED := mkdir -p .typing/fewshot && \
 	ln -sfn $(foreach path,evaluation inference learners models runners tasks training $(wildcard fewshot/*.py) fewshot/py.typed,../../$(path)) .typing/fewshot/
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test long slow fuzz lint bench docs notebooks
+.PHONY: help install train test long slow browser fuzz lint bench docs notebooks
 
 help:
 	@echo "make train      meta-train on the built-in characters and test (ARGS='--shot 5' passes options on)"
 	@echo "make test       the default tests; ARGS='-k metrics' selects"
 	@echo "make long       the tests that take seconds each, which CI runs too"
 	@echo "make slow       the statistical tests, and those that take minutes"
+	@echo "make browser    the reports in headless Chromium, which comes with the extra browser (650 MB)"
 	@echo "make fuzz       20,000 odd tasks and 4,000 damaged files: 0 tracebacks, NaN, hangs and bad codes are wanted"
 	@echo "make lint       format, lint and type checks"
 	@echo "make bench      what inference and training steps cost, as ratios to the backbone of the same run"
@@ -44,6 +45,9 @@ long: $(VENV)/.installed-test
 
 slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow $(WORKERS) $(ARGS)
+
+browser: $(VENV)/.installed-browser
+	$(BIN)/python -m pytest -m slow tests/test_browser.py $(ARGS)
 
 # Two processes, some 22 minutes of processor time; ARGS='--tasks 1000' makes it shorter.
 fuzz: $(VENV)/.installed-test
@@ -81,6 +85,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[test]' && touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-browser: pyproject.toml | $(BIN)/python
+	@$(INSTALL) '.[test,browser]' && touch $@ $(VENV)/.installed $(VENV)/.installed-test
 
 $(VENV)/.installed-notebooks: pyproject.toml | $(BIN)/python
 	@$(INSTALL) '.[notebooks,photographs]' && touch $@ $(VENV)/.installed

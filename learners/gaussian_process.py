@@ -35,8 +35,8 @@ from fewshot.models.likelihoods.base import Likelihood
 from fewshot.models.process import LatentProcess
 
 GivenImages = Shaped[Array | np.ndarray, "N H W Ch"]
-SEEN_THROUGH_POINTS = ("cvi", "exact")  # inferences of which `ManyLabels` is the form for inducing points
 GivenQueries = Shaped[Array | np.ndarray, "Q H W Ch"]
+SEEN_THROUGH_POINTS = ("cvi", "exact")  # inferences of which `ManyLabels` is the form for inducing points
 
 
 @runtime_checkable
