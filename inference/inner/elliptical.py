@@ -23,6 +23,16 @@ class _Slice(NamedTuple):
     all_tries: Int[Array, ""]
 
 
+class Part(NamedTuple):
+    """What a slice moves, by its number: of(number, u) = P u, and fresh(number, drawn) = P nu, nu a draw of the prior.
+
+    P is a projection with P u and u - P u independent under the prior.
+    """
+
+    of: Callable[[Int[Array, ""], Array], Array]
+    fresh: Callable[[Int[Array, ""], Array], Array]
+
+
 def elliptical_slice(
     key: Key[Array, ""],
     u: Float[Array, "..."],
@@ -31,7 +41,7 @@ def elliptical_slice(
     draw: Callable[[Key[Array, ""]], Float[Array, "..."]] | None = None,
     count: int = 1,
     taken: Int[Array, ""] | None = None,
-    part: Callable[[Int[Array, ""], Array], Array] | None = None,
+    part: Part | None = None,
 ) -> tuple[Float[Array, "..."], Float[Array, ""], Int[Array, ""]]:
     """`count` transitions that leave N(u; 0, I) exp(log_likelihood(u)) invariant; u, its value, points tried.
 
@@ -42,8 +52,8 @@ def elliptical_slice(
     once: under vmap chains wait for one another at the end only, not at every slice. Where the number of slices is
     known only when the program runs, it is `taken`, and `count` is the most that it can be.
 
-    part: (number of the slice, u) -> P u, a projection with P u and u - P u independent under the prior. The slice then
-    moves P u alone, u - P u + P u cos(t) + P nu sin(t): an elliptical slice of P u given the rest. None for all of u.
+    part: what a slice moves: u - P u + P u cos(t) + P nu sin(t), an elliptical slice of P u given the rest. `draw` then
+    gives what `part.fresh` makes P nu of. None for all of u.
     """
     normal_key, height_key, angle_key, shrink_key = jax.random.split(key, 4)
     fresh = (lambda one: jax.random.normal(one, u.shape, u.dtype)) if draw is None else draw
@@ -52,13 +62,13 @@ def elliptical_slice(
     angles = jax.random.uniform(angle_key, (count,), u.dtype, 0.0, 2 * jnp.pi)
 
     last = count if taken is None else jnp.minimum(taken, count)
-    moving = (lambda number, whole: whole) if part is None else part
+    part = part or Part(of=lambda number, whole: whole, fresh=lambda number, drawn: drawn)
 
     def unfinished(state: _Slice) -> Array:
         return state.number < last
 
     def once(state: _Slice) -> _Slice:
-        moved, towards = moving(state.number, state.u), moving(state.number, ellipses[state.number])
+        moved, towards = part.of(state.number, state.u), part.fresh(state.number, ellipses[state.number])
         point = (state.u - moved) + moved * jnp.cos(state.angle) + towards * jnp.sin(state.angle)
         found = log_likelihood(point)
         on_slice = found >= state.value - depths[state.number]

@@ -28,7 +28,7 @@ from fewshot.inference.inner.base import (
     mask_sites,
     sum_over_points,
 )
-from fewshot.inference.inner.elliptical import elliptical_slice
+from fewshot.inference.inner.elliptical import Part, elliptical_slice
 from fewshot.models.gaussian import (
     AnyMarginals,
     AnySites,
@@ -200,17 +200,16 @@ def _sliced(
     def data(deviation: Array) -> Array:
         return sum_over_points(fixed.log_prob(y, mean + deviation, classes_of(mask)), mask)
 
-    def fresh(one: Array) -> Array:
-        return jax.random.normal(one, (len(mean), root.shape[-1]), root.dtype) @ root.T
+    def drawn(one: Array) -> Array:
+        return root @ jax.random.normal(one, root.shape[-1:], root.dtype)
 
     part_key, slice_key = jax.random.split(key)
     first, start = jax.random.randint(part_key, (), 0, len(mean) + 1), jax.lax.stop_gradient(f) - mean
-
-    def part(slice_: Array, u: Array) -> Array:
-        return _part(first + slice_, u)
-
-    taken = number.taken
-    deviation, _, _ = elliptical_slice(slice_key, start, data(start), data, fresh, number.most, taken, part)
+    part = Part(
+        of=lambda slice_, u: _part(first + slice_, u),
+        fresh=lambda slice_, one: _fresh(first + slice_, one, len(mean)),
+    )
+    deviation, _, _ = elliptical_slice(slice_key, start, data(start), data, drawn, number.most, number.taken, part)
     return mean + deviation
 
 
@@ -220,6 +219,13 @@ def _part(number: Array, deviation: Array) -> Array:
     chosen = number % (classes + 1)
     shared = jnp.broadcast_to(jnp.mean(deviation, axis=0), deviation.shape)
     return jnp.where(chosen == classes, shared, jnp.where(jnp.arange(classes)[:, None] == chosen, deviation, 0.0))
+
+
+def _fresh(number: Array, drawn: Array, classes: int) -> Array:
+    """That part of a draw of the prior, from a draw [N] of one class; the mean of C such draws is as one / sqrt(C)."""
+    chosen = number % (classes + 1)
+    one = jnp.where(jnp.arange(classes) == chosen, 1.0, 0.0)
+    return jnp.where(chosen == classes, classes**-0.5, one)[:, None] * drawn
 
 
 def _stopped(leaf: PyTree) -> PyTree:

@@ -99,9 +99,8 @@ class LogisticSoftmax(CategoricalLabels):
     def log_prob(
         self, y: Int[Array, " N"], f: Float[Array, "C N"], classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, " N"]:
-        """log s(g_y) - log sum_c s(g_c), with one logarithm a point in place of one an entry: most of Gibbs' time."""
-        g = f / self.temperature
-        return jax.nn.log_sigmoid(own(y, g)) - log_sum_sigmoid(g, classes)
+        """log s(g_y) - log sum_c s(g_c)."""
+        return _log_share(f / self.temperature, y, classes)
 
     def expected_log_prob(
         self,
@@ -262,3 +261,21 @@ def _(primals: tuple[Array, Array | None], tangents: tuple[Array, object]) -> tu
     value = log_sum_sigmoid(g, classes)
     weights = jnp.exp(present(jax.nn.log_sigmoid(g), classes) - value) * jax.nn.sigmoid(-g)
     return value, jnp.sum(weights * tangents[0], axis=0)
+
+
+@jax.custom_jvp
+def _log_share(g: Array, y: Array, classes: Array | None) -> Array:
+    """log s(g_y) - log sum_c s(g_c) with one logarithm a point: it is most of the time of Gibbs."""
+    below, above = jnp.minimum(g, 0.0), 1.0 + jnp.exp(-jnp.abs(g))
+    most = jnp.max(present(below, classes), axis=0)
+    total = jnp.sum(present_or_zero(jnp.exp(below - most) / above, classes), axis=0)
+    chosen = g[y, jnp.arange(g.shape[1])]  # a sum over classes here would end the fusion with what is above
+    return jnp.minimum(chosen, 0.0) - most - jnp.log(total * (1.0 + jnp.exp(-jnp.abs(chosen))))
+
+
+@_log_share.defjvp
+def _(primals: tuple[Array, Array, Array | None], tangents: tuple[Array, object, object]) -> tuple[Array, Array]:
+    """d = s(-g_y) dg_y - d log sum_c s(g_c)."""
+    g, y, classes = primals
+    _, slope = jax.jvp(lambda one: log_sum_sigmoid(one, classes), (g,), tangents[:1])
+    return _log_share(g, y, classes), own(y, jax.nn.sigmoid(-g) * tangents[0]) - slope
