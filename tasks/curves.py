@@ -172,7 +172,7 @@ class Rows:
 
 
 class Pixels(NamedTuple):
-    """Image completion: x is where a pixel is, y how bright. A task is some pixels of one image, all images alike likely.
+    """Image completion: x is where a pixel is, y how bright. A task is some pixels of a random image.
 
     Rows from top to bottom and columns from left to right are -1 to 1. noise: the standard deviation of what is added
     to brightness in [0, 1], most of which is exactly 0: without noise the density of such labels has no bound.
@@ -238,7 +238,8 @@ def _generated(name: str, curves: Curves) -> CurveSplits:
 
 def _completion(name: str, classes: Splits) -> CurveSplits:
     """The images of the three splits, which have no class in common. Turned images are left out."""
-    return CurveSplits(name, *(Pixels(part.images[..., 0]) for part in (classes.train, classes.validation, classes.test)))
+    parts = (Pixels(part.images[..., 0]) for part in (classes.train, classes.validation, classes.test))
+    return CurveSplits(name, *parts)
 
 
 GENERATED: dict[str, Callable[[], Curves]] = {

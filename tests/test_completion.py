@@ -1,4 +1,4 @@
-"""Image completion: pixels as tasks, two inputs through every learner of real labels, plain predictions, the command."""
+"""Image completion: pixels as tasks, two inputs through the learners of real labels, plain predictions, the command."""
 
 import json
 

@@ -144,7 +144,10 @@ def test_it_is_cloned_pickled_and_part_of_a_pipeline():
     [
         ({"kernel": "poly1"}, "expected a kernel without statistics of features"),
         ({"kernel": "linear", "method": "features"}, "expected rbf or matern52 for features"),
-        ({"method": "dtc"}, "expected one of exact, titsias, fitc, stochastic, grid, features as method, got 'dtc'"),
+        (
+            {"method": "dtc"},
+            "expected one of exact, titsias, fitc, stochastic, grid, iterative, features as method, got 'dtc'",
+        ),
         ({"inducing": 0}, "expected a whole number above 0 as inducing, got 0"),
         ({"learning_rows": 0}, "expected a whole number above 0 or None as learning_rows, got 0"),
         ({"rate": -1.0}, "expected a positive number as rate"),
@@ -156,7 +159,7 @@ def test_what_makes_no_sense_is_refused(parameters, message):
 
 
 def test_too_many_rows_for_exact_are_refused():
-    with pytest.raises(ValueError, match="at most 10,000 rows for exact, got 10,001; use method='titsias'"):
+    with pytest.raises(ValueError, match="at most 10,000 rows for exact, got 10,001; use method='iterative'"):
         SparseRegressor(method="exact").fit(np.arange(10_001.0)[:, None], np.arange(10_001.0))
 
 

@@ -107,7 +107,7 @@ class _Draw:
 
 
 def compared(curves: Curves, episodes: RealEpisodes) -> dict[str, RealSummary]:
-    """Rows to read a learner's by: of draws of a known process the best possible, of images what every one should beat."""
+    """Rows beside a learner's: of draws of a known process the best possible, of images what all should beat."""
     others: dict[str, Learner] = {}
     if isinstance(curves, ProcessCurves):
         others = {"the process they are drawn from": KnownProcess(curves)}
