@@ -159,6 +159,23 @@ def test_batches_are_unbiased_and_blocks_are_the_whole(monkeypatch):
 
 @pytest.mark.long
 @double
+def test_steps_on_batches_stand_for_all_rows_at_the_rate_of_p12():
+    """Of rows that are all alike every batch tells the same; Gaussian noise asks for the same sites at every q."""
+    x = jnp.tile(jnp.array([[0.3, -0.2]]), (30, 1))
+    whitener = inducing.whitening(RBF(), process().hyper, x[:1])
+    seen = inducing.view(RBF(), process().hyper, x, x[:1], whitener, 0.3)
+    rows = Rows(seen, jnp.full(30, 0.7), jnp.ones(30))
+    model, start = many_labels._Model(Normal(0.2), None, None), Sites.zero(1, seen)
+    whole = model.sums(start.weights(), rows, clip=True).target
+    np.testing.assert_allclose(whole.precision[0], 30 * jnp.outer(seen.features[0], seen.features[0]) / 0.2, rtol=1e-10)
+    found = jax.jit(lambda key: model.by_batches(key, rows, start, 7, 3))(KEY)
+    left = np.prod([1 - (5 / (5 + t)) ** 0.75 for t in (1, 2, 3)])
+    for ours, theirs in zip(found, whole, strict=True):
+        np.testing.assert_allclose(ours, (1 - left) * theirs, rtol=1e-10)
+
+
+@pytest.mark.long
+@double
 def test_a_likelihood_that_is_not_log_concave_ends_above_cvi_that_keeps_precisions_positive():
     x, y = task(10)
     likelihood, rule = LogisticSoftmax(0.5), MonteCarlo(16)
