@@ -23,6 +23,7 @@ from fewshot.inference.many_points import Exact, Features, Inducing
 from fewshot.models.inducing import InducingProcess, titsias_bound
 from fewshot.models.kernels import RBF, Matern52
 from fewshot.models.random_features import RandomFourier
+from fewshot.sparse_regressor import METHODS
 
 
 def surface(rows=80, seed=0):
@@ -163,8 +164,14 @@ def test_too_many_rows_for_exact_are_refused():
         SparseRegressor(method="exact").fit(np.arange(10_001.0)[:, None], np.arange(10_001.0))
 
 
+# `grid` takes one or two inputs, and the checks come with more.
+OTHERS = [SparseRegressor(method=name, inducing=16, steps=5) for name in METHODS if name not in ("titsias", "grid")]
+
+
 @pytest.mark.slow
-@parametrize_with_checks([SparseRegressor(inducing=20, steps=40)], expected_failed_checks=lambda estimator: TYPED)
+@parametrize_with_checks(
+    [SparseRegressor(inducing=20, steps=40), *OTHERS], expected_failed_checks=lambda estimator: TYPED
+)
 def test_all_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
