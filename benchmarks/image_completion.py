@@ -33,12 +33,13 @@ DATA = "glyph-completion"
 COUNTS = (10, 30, 100, 300)  # labelled pixels of a test task
 QUERIES, EPISODES = 50, 600
 NEURAL = "--shot 200 --query 100 --tasks-per-step 16 --episodes 80000"
-NEURAL_SETTINGS = "learner.fewest=5 learner.width=128 trainer.steps_per_dispatch=50 trainer.validate_every=1000"
+SETTINGS = "learner.fewest=5 trainer.steps_per_dispatch=50 trainer.validate_every=1000"
+ATTENTIVE = "--shot 100 --query 50 --tasks-per-step 16 --episodes 24000"  # a step takes several times as long
 PROCESS = "--shot 100 --query 16 --tasks-per-step 4 --episodes 2000 --backbone identity"
 ROWS = {
-    "cnp": f"--learner cnp {NEURAL} --set {NEURAL_SETTINGS}",
-    "np": f"--learner np {NEURAL} --set {NEURAL_SETTINGS}",
-    "anp": f"--learner anp {NEURAL} --set {NEURAL_SETTINGS}",
+    "cnp": f"--learner cnp {NEURAL} --set {SETTINGS} learner.width=128",
+    "np": f"--learner np {NEURAL} --set {SETTINGS} learner.width=128",
+    "anp": f"--learner anp {ATTENTIVE} --set {SETTINGS}",
     "RBF on x": f"{PROCESS} --kernel rbf --set kernel.prior_scale=0.1",
     "Matern-5/2 on x": f"{PROCESS} --kernel matern52 --set kernel.prior_scale=0.1",
 }
@@ -70,11 +71,16 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.json"
     kept = json.loads(results.read_text()) if results.exists() else {"runs": {}, "tests": {}}
-    learners = {name: trained(name, Path(arguments.runs), kept["runs"]) for name in arguments.only or ROWS}
+    learners = {}
+    for name in arguments.only or ROWS:
+        learners[name] = trained(name, Path(arguments.runs), kept["runs"])
+        results.write_text(json.dumps(kept, indent=1) + "\n")
     curves = load_curves(DATA).test
     assert isinstance(curves, Pixels)
     for count in COUNTS:
-        kept["tests"][str(count)] = kept["tests"].get(str(count), {}) | tested(learners, curves, count)
+        found = kept["tests"].get(str(count), {}) | tested(learners, curves, count)
+        order = [name for name in ROWS if name in found] + [name for name in found if name not in ROWS]
+        kept["tests"][str(count)] = {name: found[name] for name in order}
     results.write_text(json.dumps(kept, indent=1) + "\n")
     page = table(kept["tests"])
     (out / "table.md").write_text(page + "\n")
@@ -96,13 +102,15 @@ def parse(given: list[str] | None = None) -> argparse.Namespace:
 def trained(name: str, runs: Path, kept: dict[str, Trained]) -> Learner:
     """The learner of a run, which is trained, or gone on with, unless it is whole."""
     words, folder = ROWS[name].split(), runs / "".join(letter if letter.isalnum() else "-" for letter in name)
-    there, begun = (folder / "weights.safetensors").exists() and name in kept, time.process_time()
-    if not there:
+    there, begun = folder.exists(), time.process_time()
+    if not (there and name in kept):
         place = ["--run-dir", str(folder)]
-        asked = ["--resume", *place] if folder.exists() else ["--dataset", DATA, *words, *place]
+        asked = ["--resume", *place] if there else ["--dataset", DATA, *words, *place]
         if "interrupted" in meta_train.main(meta_train.parse(asked)):
             raise SystemExit(f"stopped; the same command goes on with {folder}")
-        kept[name] = Trained(command=f"--dataset {DATA} {ROWS[name]}", seconds=time.process_time() - begun)
+        kept[name] = Trained(
+            command=f"--dataset {DATA} {ROWS[name]}", seconds=None if there else time.process_time() - begun
+        )
     return load_run(folder).learner
 
 
