@@ -46,6 +46,7 @@ def test_a_task_is_some_pixels_of_one_image_at_their_places():
     assert sum(fits) == 1
 
 
+@pytest.mark.long
 def test_brightness_has_noise_of_the_stated_deviation_and_every_image_its_turn():
     curves = Pixels(jnp.asarray([np.full((10, 10), 51 * level) for level in range(4)], jnp.uint8), noise=0.05)
     tasks = jax.vmap(lambda key: curves.sample(key, 50, 50))(jax.random.split(KEY, 200))
