@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 from fewshot.conditioning import InferenceFailedError
 from fewshot.inference import many_points
+from fewshot.inference.by_rows import ByRows
 from fewshot.inference.many_points import Exact, Features, Inducing, Method
 from fewshot.inference.on_grid import MOST, OnGrid
 from fewshot.models.inducing import InducingProcess, Parameters
@@ -26,7 +27,7 @@ from fewshot.regressor import plain_kernel
 
 __all__ = ["METHODS", "SparseRegressor"]
 
-CHUNK, GRID_CHUNK = 1024, 128  # queries that are predicted at once; of a grid, where a variance is a linear system
+CHUNK, SOLVED_CHUNK = 1024, 128  # queries that are predicted at once; and where a variance is a linear system
 MOST_EXACT = 10_000  # rows of which an exact posterior is formed: four matrices of 0.8 GB
 INDUCING_NOISE = 1e-6  # of the variance: no direction of K_zz enters or leaves while Z moves (docs/sparse.md)
 
@@ -50,6 +51,7 @@ METHODS: Mapping[str, Choice] = {
     "fitc": Choice(_through_points(fitc=True)),
     "stochastic": Choice(_through_points(), steps=1000, batches=True),
     "grid": Choice(lambda kernel, count, seed: OnGrid(kernel), staged=True),  # type: ignore[arg-type]
+    "iterative": Choice(lambda kernel, count, seed: ByRows(kernel, preconditioned=count), staged=True),
     "features": Choice(lambda kernel, count, seed: Features(RandomFourier(kernel, count, seed))),  # type: ignore[arg-type]
 }
 
@@ -72,14 +74,16 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
 
     kernel: a name of `KERNELS` or a `Kernel` without statistics of features. method:
       exact       the process itself, O(N^3), at most 10,000 rows
+      iterative   the process itself by conjugate gradients, its matrix shared by all devices
       titsias     inducing points, by a lower bound of the marginal likelihood
       fitc        inducing points, the rest kept as noise of every row
       stochastic  inducing points, natural-gradient steps on batches of all rows
       features    random Fourier features of rbf or matern52
       grid        a regular grid and conjugate gradients, for one or two inputs and rbf or matern52
-    inducing: inducing points or features. learning_rows: a random choice of at most so many rows, from which the
-    hyper-parameters are learned (None: all); the posterior is of all rows. `exact` sees a part of these first where
-    they are more than 1,000 (`many_points.stages`); `stochastic` learns from batches of all.
+    inducing: inducing points or features, of `iterative` those of the preconditioner. learning_rows: a random choice of
+    at most so many rows, from which the hyper-parameters are learned (None: all); the posterior is of all rows. `exact`
+    sees a part of these first where they are more than 1,000 (`many_points.stages`); `stochastic` learns from batches
+    of all.
     steps: iterations of L-BFGS-B on the bound; of `stochastic`, of natural gradients and Adam, whose first rate is
     `rate`, on batches of `batch` rows (None: 40, and 1000). random_state: a seed.
 
@@ -134,7 +138,7 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
             self._method.check_inside(self._fitted[1], x)
         ask = many_points.predict if return_std else many_points.predict_mean
         with jax.enable_x64(True):
-            size = GRID_CHUNK if isinstance(self._method, OnGrid) and return_std else CHUNK
+            size = SOLVED_CHUNK if isinstance(self._method, OnGrid | ByRows) and return_std else CHUNK
             parts = [self._chunk(ask, x, start, size) for start in range(0, len(x), size)]
         found = jax.tree.map(lambda *each: np.concatenate(each)[: len(x)], *parts)
         if not return_std:
@@ -212,15 +216,15 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         if not 0 < self.rate < np.inf:
             raise ValueError(f"expected a positive number as rate, got {self.rate!r:.40}")
         if self.method == "exact" and rows > MOST_EXACT:
-            raise ValueError(f"expected at most {MOST_EXACT:,} rows for exact, got {rows:,}; use method='titsias'")
+            raise ValueError(f"expected at most {MOST_EXACT:,} rows for exact, got {rows:,}; use method='iterative'")
         kernel, choice = plain_kernel(self.kernel), METHODS[self.method]
         if self.method in ("features", "grid") and type(kernel) not in SPECTRA:
             raise ValueError(f"expected rbf or matern52 for {self.method}, got {self.kernel!r:.80}")
         if self.method == "grid" and columns > max(MOST):
             raise ValueError(f"expected inputs of one or two columns for grid, got {columns}; use method='titsias'")
-        if self.method == "grid" and min(rows, self.learning_rows or rows) > MOST_EXACT:
+        if self.method in ("grid", "iterative") and min(rows, self.learning_rows or rows) > MOST_EXACT:
             got = "None" if self.learning_rows is None else f"{self.learning_rows:,}"
-            raise ValueError(f"expected at most {MOST_EXACT:,} as learning_rows for grid, got {got}")
+            raise ValueError(f"expected at most {MOST_EXACT:,} as learning_rows for {self.method}, got {got}")
         return choice.make(kernel, self.inducing, self.random_state), self.steps or choice.steps
 
 

@@ -22,9 +22,18 @@ from fewshot.models.regression import Prediction
 Product = Callable[[Array], Array]
 
 
-def solve(product: Product, right: Float[Array, "B N"], tolerance: float, steps: int) -> Float[Array, "B N"]:
-    """A^-1 of every row by conjugate gradients, to |residual| <= tolerance |right| or at most so many steps."""
-    return jax.vmap(lambda one: cg(product, one, tol=tolerance, maxiter=steps)[0])(right)
+def solve(
+    product: Product,
+    right: Float[Array, "B N"],
+    tolerance: float,
+    steps: int,
+    preconditioner: Product | None = None,
+) -> Float[Array, "B N"]:
+    """A^-1 of every row by conjugate gradients, to |residual| <= tolerance |right| or at most so many steps.
+
+    preconditioner: near A^-1, symmetric and positive definite; the nearer, the fewer steps.
+    """
+    return jax.vmap(lambda one: cg(product, one, tol=tolerance, maxiter=steps, M=preconditioner)[0])(right)
 
 
 def random_probes(key: Key[Array, ""], count: int, points: int, dtype: jnp.dtype) -> Float[Array, "P N"]:
@@ -60,10 +69,15 @@ def lanczos(product: Product, start: Float[Array, " N"], steps: int) -> tuple[Fl
     return diagonal, beside[:-1]
 
 
-def log_determinant(product: Product, probes: Float[Array, "P N"], steps: int) -> Float[Array, ""]:
-    """log|A| = E z.(log A) z, each by Gauss quadrature of `steps` nodes: |z|^2 (log T)_11 (S6)."""
-    found = jax.lax.map(lambda z: jnp.sum(z**2) * first_of_logarithm(*lanczos(product, z, steps)), probes)
-    return jnp.mean(found)
+def log_determinant(
+    product: Product, probes: Float[Array, "P N"], steps: int, together: int | None = None
+) -> Float[Array, ""]:
+    """log|A| = E z.(log A) z, each by Gauss quadrature of `steps` nodes: |z|^2 (log T)_11 (S6).
+
+    together: probes that are multiplied at once, one by one by default.
+    """
+    each = lambda z: jnp.sum(z**2) * first_of_logarithm(*lanczos(product, z, steps))  # noqa: E731
+    return jnp.mean(jax.lax.map(each, probes, batch_size=together))
 
 
 class State(NamedTuple):

@@ -82,6 +82,7 @@ class NeuralProcess(NetworkLearner):
     encoder: h, None without r. cross: attention of queries to points, None for the mean. latent: (N2), None without z.
     width: of the decoder. floor: the least standard deviation of a label, floor + softplus of what g says. draws and
     proposal are K and g of (N3); predictions are mixtures of `prediction_draws` normals, by draws of q(z | C).
+    fewest: a training task shows a random number of its labelled points, from this one to all; None for all of them.
     """
 
     traits: ClassVar[Traits] = Traits(real_labels=True, class_labels=False)
@@ -98,8 +99,11 @@ class NeuralProcess(NetworkLearner):
         draws: int = 1,
         prediction_draws: int = 1,
         proposal: Proposal = Proposal.CONTEXT,
+        fewest: int | None = None,
         rngs: nnx.Rngs,
     ):
+        if fewest is not None and fewest < 0:
+            raise ValueError(f"expected fewest of at least 0, got {fewest}")
         if not (floor > 0 and draws > 0 and prediction_draws > 0):
             raise ValueError(
                 f"expected a positive floor, draws and prediction_draws, got {floor, draws, prediction_draws}"
@@ -110,6 +114,7 @@ class NeuralProcess(NetworkLearner):
         inputs = backbone.features + (0 if encoder is None else width) + size
         self.decoder = Layers((inputs, width, width, 2), rngs=rngs)
         self.floor, self.draws, self.prediction_draws, self.proposal = floor, draws, prediction_draws, proposal
+        self.fewest = fewest
 
     def fit(
         self,
@@ -165,11 +170,12 @@ class NeuralProcess(NetworkLearner):
     def objective(self, key: Key[Array, ""], x: Float[Array, "P D"], task: LabelledTasks) -> Float[Array, ""]:
         """(N3) of features of labelled points and queries; without z it is exact."""
         shots = task.y_support.shape[0]
-        state, _ = self.fit(key, x[:shots], task.y_support, 1)
+        shown = self.shown(key, shots)
+        state, _ = self.fit(key, x[:shots], task.y_support, 1, Mask(shown, jnp.ones(1, bool)))
         guide = state.belief
         if self.latent is not None and self.proposal is Proposal.ALL:
             y = jnp.concatenate([task.y_support, task.y_query])
-            guide = self.latent(x, y, real_points(y, None))
+            guide = self.latent(x, y, jnp.concatenate([shown, jnp.ones(len(task.y_query), bool)]))
         z = self._drawn(key, guide, self.draws)
         mean, sd = self.decode(state, x[shots:], z)
         each = jnp.sum(jax.scipy.stats.norm.logpdf(task.y_query, mean, sd), axis=1)
@@ -177,13 +183,28 @@ class NeuralProcess(NetworkLearner):
             each = each + state.belief.log_prob(z) - guide.log_prob(z)
         return jax.nn.logsumexp(each) - math.log(len(z))
 
+    def shown(self, key: Key[Array, ""], shots: int) -> Bool[Array, " N"]:
+        """Which labelled points a training task shows: the first few, as they are in no order."""
+        if self.fewest is None:
+            return jnp.ones(shots, bool)
+        count = jax.random.randint(jax.random.fold_in(key, 1), (), min(self.fewest, shots), shots + 1)
+        return jnp.arange(shots) < count
+
 
 class ConditionalNeuralProcess(NeuralProcess):
     """`cnp`: r is the mean over the labelled points, and there is no z."""
 
-    def __init__(self, backbone: Backbone, *, rngs: nnx.Rngs, width: int = 64, floor: float = FLOOR):
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        rngs: nnx.Rngs,
+        width: int = 64,
+        floor: float = FLOOR,
+        fewest: int | None = None,
+    ):
         encoder = PointEncoder(backbone.features, width, rngs=rngs)
-        super().__init__(backbone, encoder=encoder, width=width, floor=floor, rngs=rngs)
+        super().__init__(backbone, encoder=encoder, width=width, floor=floor, fewest=fewest, rngs=rngs)
 
 
 class LatentNeuralProcess(NeuralProcess):
@@ -200,6 +221,7 @@ class LatentNeuralProcess(NeuralProcess):
         draws: int = 8,
         prediction_draws: int = 64,
         proposal: Proposal = Proposal.CONTEXT,
+        fewest: int | None = None,
     ):
         path = LatentPath(backbone.features, width, check_latent(latent, 1), rngs=rngs)
         super().__init__(
@@ -211,6 +233,7 @@ class LatentNeuralProcess(NeuralProcess):
             draws=draws,
             prediction_draws=prediction_draws,
             proposal=proposal,
+            fewest=fewest,
             rngs=rngs,
         )
 
@@ -231,6 +254,7 @@ class AttentiveNeuralProcess(NeuralProcess):
         draws: int = 8,
         prediction_draws: int = 64,
         proposal: Proposal = Proposal.CONTEXT,
+        fewest: int | None = None,
     ):
         inputs, size = backbone.features, check_latent(latent, 0)
         if rounds < 0:
@@ -246,6 +270,7 @@ class AttentiveNeuralProcess(NeuralProcess):
             draws=draws,
             prediction_draws=prediction_draws,
             proposal=proposal,
+            fewest=fewest,
             rngs=rngs,
         )
 

@@ -14,7 +14,7 @@ from fewshot.tasks.curves import has_real_labels, load_curves
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import run_directory
 from fewshot.training.assessment import TEST_EPISODES, EvaluationConfig, check
-from fewshot.training.curve_problem import best_possible, curve_heading, test_queries
+from fewshot.training.curve_problem import compared, curve_heading, test_queries
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import load_run
 
@@ -67,7 +67,7 @@ def evaluate_curves(config: EvaluationConfig) -> CurveEvaluation:
     shot, query = config.shot or run.config.shot, config.query or test_queries(splits.test)
     episodes = draw_real_episodes(config.seed, "test", splits.test, shot, query, config.episodes or TEST_EPISODES)
     scores = score_reals(run.learner, episodes)
-    rows: dict[str, RealSummary] = {TRAINED: scores.summary(), **best_possible(splits.test, episodes)}
+    rows: dict[str, RealSummary] = {TRAINED: scores.summary(), **compared(splits.test, episodes)}
     print(curve_heading(name, shot, episodes))
     print(real_table(rows))
     print(tables.failures_note(scores.failures()), f"Solved in {format_seconds(scores.seconds)}.")

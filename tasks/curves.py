@@ -13,9 +13,10 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
-from fewshot.tasks import uci
+from fewshot.tasks import glyphs, omniglot, uci
+from fewshot.tasks.episodes import Splits
 from fewshot.tasks.files import DataError
 
 
@@ -170,6 +171,40 @@ class Rows:
         return _task(x, jnp.concatenate([self.y[labelled], self.y_query[asked]]), shot)
 
 
+class Pixels(NamedTuple):
+    """Image completion: x is where a pixel is, y how bright. A task is some pixels of a random image.
+
+    Rows from top to bottom and columns from left to right are -1 to 1. noise: the standard deviation of what is added
+    to brightness in [0, 1], most of which is exactly 0: without noise the density of such labels has no bound.
+    """
+
+    images: UInt8[Array, "I H W"]
+    noise: float = 0.1
+
+    @property
+    def inputs(self) -> int:
+        """Row and column."""
+        return 2
+
+    @property
+    def largest(self) -> int | None:
+        """All pixels."""
+        return self.images.shape[1] * self.images.shape[2]
+
+    @property
+    def places(self) -> Float[Array, "P 2"]:
+        """(row, column) of every pixel, row by row."""
+        rows, columns = (jnp.linspace(-1.0, 1.0, size) for size in self.images.shape[1:])
+        return jnp.stack(jnp.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
+
+    def sample(self, key: PRNGKeyArray, shot: int, query: int) -> RealTask:
+        """A task; no pixel is both labelled and asked for."""
+        image_key, noise_key, pixel_key = jax.random.split(key, 3)
+        image = self.images[jax.random.randint(image_key, (), 0, len(self.images))].ravel() / 255
+        y = image + self.noise * jax.random.normal(noise_key, image.shape)
+        return Rows(self.places, y).sample(pixel_key, shot, query)
+
+
 def _task(x: Float[Array, "N D"], y: Float[Array, " N"], shot: int) -> RealTask:
     x = x[:, None, None]
     return RealTask(x[:shot], y[:shot], x[shot:], y[shot:])
@@ -201,23 +236,35 @@ def _generated(name: str, curves: Curves) -> CurveSplits:
     return CurveSplits(name, curves, curves, curves)
 
 
+def _completion(name: str, classes: Splits) -> CurveSplits:
+    """The images of the three splits, which have no class in common. Turned images are left out."""
+    parts = (Pixels(part.images[..., 0]) for part in (classes.train, classes.validation, classes.test))
+    return CurveSplits(name, *parts)
+
+
 GENERATED: dict[str, Callable[[], Curves]] = {
     "sinusoids": Sinusoids,
     "gp-curves": ProcessCurves,
     **{f"gp-curves:{kind.value}": partial(ProcessCurves, (kind,)) for kind in Covariance},
 }
-CURVES = (*GENERATED, *(f"uci:{name}" for name in uci.SOURCES))
+COMPLETIONS: dict[str, Callable[[str | os.PathLike | None], Splits]] = {
+    "glyph-completion": glyphs.load,
+    "omniglot-completion": omniglot.load,
+}
+CURVES = (*GENERATED, *COMPLETIONS, *(f"uci:{name}" for name in uci.SOURCES))
 
 
 def has_real_labels(name: str) -> bool:
     """Whether a name is that of a data set of curves, known or not."""
-    return name in GENERATED or name.partition(":")[0] in ("uci", "gp-curves")
+    return name in GENERATED or name in COMPLETIONS or name.partition(":")[0] in ("uci", "gp-curves")
 
 
 def load_curves(name: str, data_root: str | os.PathLike | None = None) -> CurveSplits:
     """The data set of a name in CURVES. Raises DataError."""
     if name in GENERATED:
         return _generated(name, GENERATED[name]())
+    if name in COMPLETIONS:
+        return _completion(name, COMPLETIONS[name](data_root))
     kind, _, table = name.partition(":")
     if kind == "uci" and table in uci.SOURCES:
         return _uci(table, data_root)

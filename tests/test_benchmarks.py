@@ -15,6 +15,7 @@ SCRIPTS = {
     "roofline.py": ["--repeats", "1", "--images", "2"],
     "scaling.py": ["--repeats", "1", "--quick"],
     "peers.py": ["--repeats", "1"],
+    "shared_rows.py": ["--rows", "600", "--devices", "2"],
     "slices.py": ["--repeats", "1", "--temperatures", "1", "--slices", "1", "--sweeps", "8"],
 }
 

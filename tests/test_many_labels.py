@@ -159,6 +159,50 @@ def test_batches_are_unbiased_and_blocks_are_the_whole(monkeypatch):
 
 @pytest.mark.long
 @double
+def test_steps_on_batches_stand_for_all_rows_at_the_rate_of_p12():
+    """Of rows that are all alike every batch tells the same; Gaussian noise asks for the same sites at every q."""
+    x = jnp.tile(jnp.array([[0.3, -0.2]]), (30, 1))
+    whitener = inducing.whitening(RBF(), process().hyper, x[:1])
+    seen = inducing.view(RBF(), process().hyper, x, x[:1], whitener, 0.3)
+    rows = Rows(seen, jnp.full(30, 0.7), jnp.ones(30))
+    model, start = many_labels._Model(Normal(0.2), None, None), Sites.zero(1, seen)
+    whole = model.sums(start.weights(), rows, clip=True).target
+    np.testing.assert_allclose(whole.precision[0], 30 * jnp.outer(seen.features[0], seen.features[0]) / 0.2, rtol=1e-10)
+    found = jax.jit(lambda key: model.by_batches(key, rows, start, 7, 3))(KEY)
+    left = np.prod([1 - (5 / (5 + t)) ** 0.75 for t in (1, 2, 3)])
+    for ours, theirs in zip(found, whole, strict=True):
+        np.testing.assert_allclose(ours, (1 - left) * theirs, rtol=1e-10)
+
+
+def test_inducing_points_stand_at_rows_that_are_real():
+    x = jnp.arange(30.0)[:, None]
+    mask = Mask(jnp.arange(30) % 3 == 0, jnp.ones(WAYS, bool))
+    chosen = ManyLabels(inducing=10).choose(KEY, x, mask)
+    assert sorted(np.asarray(chosen)[:, 0]) == list(range(0, 30, 3))
+
+
+@pytest.mark.long
+@double
+def test_a_step_that_would_lower_the_bound_is_refused(monkeypatch):
+    """A first step of eight times the way goes too far: it is not taken, and half as long a one is tried."""
+    x, y = task(12)
+    whitener = inducing.whitening(RBF(), process().hyper, x[:4])
+    seen = inducing.view(RBF(), process().hyper, x, x[:4], whitener, 0.3)
+    nodes = MonteCarlo(16).points(KEY, WAYS, jnp.float64)
+    model, rows, start = many_labels._Model(Softmax(), nodes, None), Rows(seen, y, jnp.ones(12)), Sites.zero(WAYS, seen)
+    limit = jnp.asarray(1e-6)
+    usual = jax.jit(lambda: model.by_all(start, rows, 100, limit))()
+    monkeypatch.setattr(many_labels, "FIRST_STEP", 8.0)
+    none, one, all_ = (jax.jit(model.by_all, static_argnums=2)(start, rows, steps, limit) for steps in (0, 1, 100))
+    far = start.moved(8.0, model.sums(start.weights(), rows, clip=False).target)
+    there = model.sums(far.weights(), rows, clip=False).data - far.weights().kl()
+    assert there < none.bound - 1
+    assert one.bound == none.bound and one.length == 4 and (one.sites.shift == 0).all()
+    np.testing.assert_allclose(all_.bound, usual.bound, atol=1e-9)
+
+
+@pytest.mark.long
+@double
 def test_a_likelihood_that_is_not_log_concave_ends_above_cvi_that_keeps_precisions_positive():
     x, y = task(10)
     likelihood, rule = LogisticSoftmax(0.5), MonteCarlo(16)

@@ -60,6 +60,22 @@ def test_the_estimator_learns_a_curve_and_is_pickled():
         regressor.predict([[0.0], [9.0]])
 
 
+@pytest.mark.long
+@double
+def test_the_grid_ends_a_tenth_of_the_range_beyond_the_rows():
+    x = jnp.asarray(curve(20, columns=2)[0])
+    method = OnGrid(RBF(), (16, 16))
+    state = jax.jit(method.condition)(method.initial(x), x, x[:, 0]).state
+    low, high = np.asarray(x.min(0)), np.asarray(x.max(0))
+    for edge, sign in ((low, -1), (high, 1)):
+        method.check_inside(state, (edge + sign * 0.099 * (high - low))[None])
+        for column in range(2):
+            beyond = np.array(x[:2])
+            beyond[1, column] = edge[column] + sign * 0.101 * (high - low)[column]
+            with pytest.raises(ValueError, match=f"got row 1, column {column} beyond"):
+                method.check_inside(state, beyond)
+
+
 @pytest.mark.parametrize(
     "columns, rows, parameters, message",
     [

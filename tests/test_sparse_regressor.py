@@ -23,6 +23,7 @@ from fewshot.inference.many_points import Exact, Features, Inducing
 from fewshot.models.inducing import InducingProcess, titsias_bound
 from fewshot.models.kernels import RBF, Matern52
 from fewshot.models.random_features import RandomFourier
+from fewshot.sparse_regressor import METHODS
 
 
 def surface(rows=80, seed=0):
@@ -144,7 +145,10 @@ def test_it_is_cloned_pickled_and_part_of_a_pipeline():
     [
         ({"kernel": "poly1"}, "expected a kernel without statistics of features"),
         ({"kernel": "linear", "method": "features"}, "expected rbf or matern52 for features"),
-        ({"method": "dtc"}, "expected one of exact, titsias, fitc, stochastic, grid, features as method, got 'dtc'"),
+        (
+            {"method": "dtc"},
+            "expected one of exact, titsias, fitc, stochastic, grid, iterative, features as method, got 'dtc'",
+        ),
         ({"inducing": 0}, "expected a whole number above 0 as inducing, got 0"),
         ({"learning_rows": 0}, "expected a whole number above 0 or None as learning_rows, got 0"),
         ({"rate": -1.0}, "expected a positive number as rate"),
@@ -156,12 +160,18 @@ def test_what_makes_no_sense_is_refused(parameters, message):
 
 
 def test_too_many_rows_for_exact_are_refused():
-    with pytest.raises(ValueError, match="at most 10,000 rows for exact, got 10,001; use method='titsias'"):
+    with pytest.raises(ValueError, match="at most 10,000 rows for exact, got 10,001; use method='iterative'"):
         SparseRegressor(method="exact").fit(np.arange(10_001.0)[:, None], np.arange(10_001.0))
 
 
+# `grid` takes one or two inputs, and the checks come with more.
+OTHERS = [SparseRegressor(method=name, inducing=16, steps=5) for name in METHODS if name not in ("titsias", "grid")]
+
+
 @pytest.mark.slow
-@parametrize_with_checks([SparseRegressor(inducing=20, steps=40)], expected_failed_checks=lambda estimator: TYPED)
+@parametrize_with_checks(
+    [SparseRegressor(inducing=20, steps=40), *OTHERS], expected_failed_checks=lambda estimator: TYPED
+)
 def test_all_checks_of_scikit_learn(estimator, check):
     check(estimator)
 

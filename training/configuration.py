@@ -275,7 +275,8 @@ def configured(**flags: Any) -> RunConfig:  # the fields of RunConfig
         return RunConfig(**flags)
     own = flags.get("learner", GAUSSIAN_PROCESS) == GAUSSIAN_PROCESS
     suited = {name: value for name, value in defaults.REAL_LABELS.items() if own or name != "likelihood"}
-    return RunConfig(**{**suited, **flags})
+    shot = defaults.choose(defaults.SHOT, flags["dataset"])
+    return RunConfig(**{**suited, "shot": shot, **flags})
 
 
 def resolve(config: RunConfig) -> RunConfig:

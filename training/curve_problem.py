@@ -10,6 +10,7 @@ from jaxtyping import Array, Key
 from fewshot.evaluation import tables
 from fewshot.evaluation.episodes import EVALUATION_SEED
 from fewshot.evaluation.known_process import KnownProcess
+from fewshot.evaluation.plain_labels import MeanLabel, NearestLabel
 from fewshot.evaluation.real_scores import (
     RealEpisodes,
     RealScores,
@@ -20,7 +21,7 @@ from fewshot.evaluation.real_scores import (
 )
 from fewshot.inference.outer.svi import Trainer
 from fewshot.learners import Learner, TrainsOn
-from fewshot.tasks.curves import Curves, CurveSplits, ProcessCurves, RealTask, check_curves, load_curves
+from fewshot.tasks.curves import Curves, CurveSplits, Pixels, ProcessCurves, RealTask, check_curves, load_curves
 from fewshot.training import defaults, optimisation
 from fewshot.training.configuration import RunConfig
 from fewshot.training.problem import Selection, Tested
@@ -77,14 +78,14 @@ class CurveProblem:
         return draw_real_episodes(EVALUATION_SEED, split, curves, config.shot, test_queries(curves), count)
 
     def test(self, run: Run, best: Run, failures: int) -> Tested:
-        """The best weights and the untrained learner on test tasks; where it is known, the best possible prediction."""
+        """The best weights and the untrained learner on test tasks, and what there is to compare with."""
         config = run.config
         episodes = self.episodes(config, "test", config.trainer.test_episodes)
         scores = score_reals(best.learner, episodes)
         results = {"trained": scores.summary()}
         if run.learner.traits.trains_on is not TrainsOn.NOTHING:
             results["untrained"] = score_reals(self.untrained(run), episodes).summary()
-        results |= best_possible(self.splits.test, episodes)
+        results |= compared(self.splits.test, episodes)
         print(curve_heading(config.dataset, config.shot, episodes))
         print(real_table(results))
         print(tables.failures_note(scores.failures()), f"In training: {failures or 'none'}.")
@@ -105,11 +106,14 @@ class _Draw:
         return curves.sample(key, self.shot, self.query)
 
 
-def best_possible(curves: Curves, episodes: RealEpisodes) -> dict[str, RealSummary]:
-    """A row of the process that the tasks are draws of, empty where they are draws of none that is known."""
-    if not isinstance(curves, ProcessCurves):
-        return {}
-    return {"the process they are drawn from": score_reals(KnownProcess(curves), episodes).summary()}
+def compared(curves: Curves, episodes: RealEpisodes) -> dict[str, RealSummary]:
+    """Rows beside a learner's: of draws of a known process the best possible, of images what all should beat."""
+    others: dict[str, Learner] = {}
+    if isinstance(curves, ProcessCurves):
+        others = {"the process they are drawn from": KnownProcess(curves)}
+    if isinstance(curves, Pixels):
+        others = {"mean of the labelled": MeanLabel(curves.inputs), "nearest labelled": NearestLabel(curves.inputs)}
+    return {name: score_reals(learner, episodes).summary() for name, learner in others.items()}
 
 
 def curve_heading(dataset: str, shot: int, episodes: RealEpisodes) -> str:

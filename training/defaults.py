@@ -25,7 +25,8 @@ CONV4: Table[str] = {"relation": "conv4-maps", None: "conv4"}
 EPISODES: Table[int] = {"glyphs": 800, None: 8_000}  # by data set
 
 # Flags of a data set with real labels that are not given: one latent function, inputs that are few numbers.
-REAL_LABELS: Mapping[str, str | int] = {"likelihood": "normal", "backbone": "mlp", "way": 1, "shot": 5}
+REAL_LABELS: Mapping[str, str | int] = {"likelihood": "normal", "backbone": "mlp", "way": 1}
+SHOT: Table[int] = {"glyph-completion": 100, "omniglot-completion": 100, None: 5}  # of these, by data set
 
 TRAINING_QUERIES = 16  # a class: this many, or what the smallest class has left
 

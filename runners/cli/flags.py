@@ -149,7 +149,7 @@ def _parser() -> argparse.ArgumentParser:
         "--shot",
         type=int,
         metavar="S",
-        help="labelled images a class (default 1), or labelled points of a curve (default 5)",
+        help="labelled images a class (default 1), or labelled points of a curve (default 5), or pixels (100)",
     )
     parser.add_argument("--query", type=count_or_auto, metavar="Q", help="queries a class in training")
     parser.add_argument("--episodes", type=count_or_auto, metavar="N", help="training tasks in all")
