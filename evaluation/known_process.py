@@ -1,61 +1,29 @@
 """The best possible prediction of `gp-curves`: by the process that its tasks are draws of."""
 
-from typing import ClassVar, NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
-from fewshot.inference.inner.base import Code, Mask
-from fewshot.learners.base import Images, Learner, Prediction, TrainsOn, Traits, predicted
+from fewshot.evaluation.from_points import FromPoints, Points
+from fewshot.learners.base import Prediction, predicted
 from fewshot.models.gaussian import GaussianPrior, Query
 from fewshot.models.regression import predict, regress
 from fewshot.tasks.curves import Covariance, ProcessCurves
 
 
-class Labelled(NamedTuple):
-    """The labelled points of a task."""
-
-    x: Float[Array, "N D"]
-    y: Float[Array, " N"]
-
-
-class KnownProcess(Learner):
+class KnownProcess(FromPoints):
     """Exact regression by each covariance function of the tasks, weighed by their evidence.
 
     p(y_* | y) = sum_k p(k | y) N(y_*; m_k, v_k + s2), p(k | y) proportional to p(y | k): no prediction of these tasks
     has a smaller expected NLL.
     """
 
-    traits: ClassVar[Traits] = Traits(trains_on=TrainsOn.NOTHING, real_labels=True)
-
     def __init__(self, curves: ProcessCurves):
+        super().__init__(inputs=1)
         self.curves = curves
 
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return 1, 1, 1
-
-    def embed(self, images: Images) -> Float[Array, "N D"]:
-        """The numbers themselves."""
-        return images.reshape(len(images), -1)
-
-    def fit(
-        self,
-        key: Key[Array, ""],
-        support: Float[Array, "N D"],
-        y: Float[Array, " N"],
-        classes: int,
-        mask: Mask | None = None,
-    ) -> tuple[Labelled, Int[Array, ""]]:
-        """The labelled points. Raises NotImplementedError for padded tasks."""
-        del key, classes
-        if mask is not None:
-            raise NotImplementedError("KnownProcess takes whole tasks")
-        return Labelled(support, y), jnp.asarray(Code.OK)
-
-    def predict(self, key: Key[Array, ""], state: Labelled, query: Float[Array, "Q D"]) -> Prediction:
+    def predict(self, key: Key[Array, ""], state: Points, query: Float[Array, "Q D"]) -> Prediction:
         """A normal, or a mixture of as many as there are covariance functions."""
         del key
         found = [self._given(kind, state, query[:, 0]) for kind in self.curves.kinds]
@@ -65,7 +33,7 @@ class KnownProcess(Learner):
         shares = jnp.broadcast_to(jax.nn.softmax(evidence), means.shape)
         return predicted(dist.MixtureSameFamily(dist.CategoricalProbs(shares), dist.Normal(means, deviations)))
 
-    def _given(self, kind: Covariance, state: Labelled, query: Array) -> tuple[Array, Array, Array]:
+    def _given(self, kind: Covariance, state: Points, query: Array) -> tuple[Array, Array, Array]:
         """log p(y | k), and mean and standard deviation of the queries' labels."""
         x, noise = state.x[:, 0], self.curves.noise**2
         regression = regress(GaussianPrior(jnp.zeros((1, len(x))), kind.matrix(x, x)), state.y, noise)

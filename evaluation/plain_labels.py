@@ -4,54 +4,18 @@ Their variance is the mean squared error on the labelled points, each left out, 
 point tells no error. Letters: N labelled points, Q queries, D numbers of an input.
 """
 
-from typing import ClassVar, NamedTuple
-
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Key
 
-from fewshot.inference.inner.base import Code, Mask
-from fewshot.learners.base import Images, Learner, Prediction, TrainsOn, Traits, predicted
+from fewshot.evaluation.from_points import FromPoints, Points
+from fewshot.learners.base import Prediction, predicted
 
 VAGUE = 0.25  # the largest variance of numbers in [0, 1]
 
 
-class Points(NamedTuple):
-    """The labelled points of a task."""
-
-    x: Float[Array, "N D"]
-    y: Float[Array, " N"]
-
-
-class PlainLabels(Learner):
+class PlainLabels(FromPoints):
     """A normal about `guess`; labels are numbers in [0, 1], noise aside."""
-
-    traits: ClassVar[Traits] = Traits(trains_on=TrainsOn.NOTHING, real_labels=True)
-
-    def __init__(self, inputs: int):
-        self.inputs = inputs
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        return 1, 1, self.inputs
-
-    def embed(self, images: Images) -> Float[Array, "N D"]:
-        """The numbers themselves."""
-        return images.reshape(len(images), -1)
-
-    def fit(
-        self,
-        key: Key[Array, ""],
-        support: Float[Array, "N D"],
-        y: Float[Array, " N"],
-        classes: int,
-        mask: Mask | None = None,
-    ) -> tuple[Points, Int[Array, ""]]:
-        """The labelled points. Raises NotImplementedError for padded tasks."""
-        del key, classes
-        if mask is not None:
-            raise NotImplementedError(f"{type(self).__name__} takes whole tasks")
-        return Points(support, y), jnp.asarray(Code.OK)
 
     def predict(self, key: Key[Array, ""], state: Points, query: Float[Array, "Q D"]) -> Prediction:
         """Normals of one variance."""
