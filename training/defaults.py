@@ -1,7 +1,8 @@
 """What `auto` stands for: one table for all choices that a command line may leave open.
 
-Chosen by measured validation accuracy and NLL. Keys are the choice that an entry depends on; where a key is missing the
-entry under None is used.
+Chosen on validation classes: `docs/results/choices/` has the records, of 400 steps. Two of them prefer other values,
+`leave-one-out` and 3 inner steps; these wait for longer runs. Keys are the choice that an entry depends on; where a key
+is missing the entry under None is used.
 """
 
 from collections.abc import Mapping
