@@ -50,6 +50,26 @@ def test_prediction_is_that_of_the_query_marginals_and_of_existing_classes(poste
     assert (probabilities[:, 2] == 0).all()
 
 
+def test_plugging_in_reads_the_mean_alone(posterior):
+    """p(k | m) is the softmax of the query means; what inference does with the likelihood stays as it is."""
+    task, fitted = posterior
+    plug_in, real = Softmax(plug_in=True), jnp.asarray([True, True, False])
+    mean = np.asarray(fitted.predict(task.query).mean, float)
+    by_hand = np.exp(mean) / np.exp(mean).sum(0)
+    found = predict(jax.random.key(1), plug_in, fitted, task.query)
+    np.testing.assert_allclose(found, by_hand.T, rtol=1e-5)
+    assert np.abs(found - predict(jax.random.key(1), Softmax(), fitted, task.query)).max() > 0.01
+    kept = predict(jax.random.key(1), plug_in, fitted, task.query, real)
+    np.testing.assert_allclose(kept[:, :2], by_hand.T[:, :2] / by_hand.T[:, :2].sum(1, keepdims=True), rtol=1e-5)
+    assert (kept[:, 2] == 0).all()
+    marginals = fitted.predict(task.query)
+    bounds = [
+        one.expected_log_prob(task.y[:1], jax.tree.map(lambda leaf: leaf[:, :1], marginals))
+        for one in (plug_in, Softmax())
+    ]
+    np.testing.assert_array_equal(*bounds)
+
+
 def test_tempering_changes_confidence_and_not_the_order():
     probabilities = jnp.asarray([[0.7, 0.2, 0.1], [1.0, 0.0, 0.0]])
     np.testing.assert_allclose(temper(probabilities, 1.0), probabilities, atol=1e-6)

@@ -1,8 +1,8 @@
 """What `auto` stands for: one table for all choices that a command line may leave open.
 
-Chosen on validation classes: `docs/results/choices/` has the records, of 400 steps unless they say otherwise. Two prefer
-other values: `leave-one-out`, and 3 inner steps (three records, of which the longest is level). Keys are the choice that an entry depends on; where a key
-is missing the entry under None is used.
+Chosen on validation classes: `docs/results/choices/` has the records, of 400 steps unless they say otherwise. Two
+values differ from what they choose: `leave-one-out`, and 3 inner steps (three records; the longest is level). Keys are
+the choice that an entry depends on; where a key is missing the entry under None is used.
 """
 
 from collections.abc import Mapping

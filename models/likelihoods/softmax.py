@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from fewshot.models.expectations import Points, expect, expected_log_sum_exp
 from fewshot.models.gaussian import JointMarginals, Marginals, SimplexSites
@@ -18,10 +18,13 @@ from fewshot.models.likelihoods.base import CategoricalLabels, NoParameters, one
 class Softmax(CategoricalLabels, NoParameters):
     """Softmax of the latent logits. It has no free parameter: a temperature would only rescale the GP.
 
-    prediction_draws: size of the Monte-Carlo rule of `predict`.
+    prediction_draws: size of the Monte-Carlo rule of `predict`. plug_in: predict p(k | m) at the posterior mean m in
+    the place of E_q p(k | f), of every component where q is a mixture. It leaves out the variance, which a temperature
+    can make up for, and has no noise.
     """
 
     prediction_draws: int = 512
+    plug_in: bool = False
 
     prior_mean: ClassVar[float | None] = None
     differences_only: ClassVar[bool] = True
@@ -30,6 +33,14 @@ class Softmax(CategoricalLabels, NoParameters):
     def label_logits(self, f: Float[Array, "C N"]) -> Float[Array, "C N"]:
         """f."""
         return f
+
+    def predict(
+        self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
+    ) -> Float[Array, "Q C"]:
+        """E_q p(k | f), or p(k | m) where it is plugged in."""
+        return (
+            self.probabilities(marginals.mean, classes).T if self.plug_in else super().predict(key, marginals, classes)
+        )
 
     def expected_log_prob(
         self,
