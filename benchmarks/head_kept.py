@@ -42,15 +42,16 @@ class Kept(NamedTuple):
         return Kept(*(values[tasks] for values in self))
 
     def accuracy(self) -> str:
-        """The share that is right of what is kept [its 95% interval over tasks], and what was expected of it."""
+        """The share that is right of what is kept [95% interval over tasks, if several], and what was expected."""
         tasks = self.kept.any(1)
         if not tasks.any():
             return "-"
         right, kept = (self.right & self.kept).sum(1)[tasks], self.kept.sum(1)[tasks]
+        share, expected = f"{100 * _ratio(right, kept):.1f}", f"({100 * self.probability[self.kept].mean():.1f})"
+        if len(kept) < 2:
+            return f"{share} {expected}"
         bounds = bootstrap(np.random.default_rng(0), _ratio, right, kept, least=0.0, most=1.0)
-        expected = self.probability[self.kept].mean()
-        share = f"{100 * _ratio(right, kept):.1f}"
-        return f"{share} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}] ({100 * expected:.1f})"
+        return f"{share} [{100 * bounds.low:.1f}, {100 * bounds.high:.1f}] {expected}"
 
 
 def _ratio(right: np.ndarray, kept: np.ndarray) -> float:

@@ -25,7 +25,6 @@ from fewshot.training.run import Run, build_run
 
 ENCODER, NAMES, IMAGES = "efficientnet-lite0", ("flowers102", "groceries"), 30
 TRAIN, VALIDATION, TEST = range(3)
-UNSEEN = (TRAIN, VALIDATION)
 QUERIES, SEED = 10, 0
 BLOCK = 10  # episodes at once, the same for parts of all sizes, so that one program serves them all
 
@@ -61,13 +60,15 @@ def encoded(some: list[Image]) -> np.ndarray:
 class Head(NamedTuple):
     """What is chosen: the metric's shrinkage and rank, the process, the inference.
 
-    constant: of the cosine kernel, the prior variance of an intercept in units of the scale.
+    constant: of the cosine kernel, the prior variance of an intercept in units of the scale. plug_in: probabilities at
+    the posterior mean.
     """
 
     shrinkage: float = 0.2
     rank: int = 32
     scale: float = 5.0
     constant: float = 0.0
+    plug_in: bool = False
     kernel: str = "cosine"
     likelihood: str = "softmax"
     inference: str = "cvi"
@@ -116,26 +117,24 @@ class Setting:
         self.metric = metric_of(sources, self.training)
         self.metrics_of_halves = [metric_of(sources, half) for half in self.halves]
 
-    def unseen(self, head: Head, way: int, splits: Sequence[int]) -> list[Unseen]:
+    def unseen(self, head: Head, way: int) -> list[Unseen]:
         """Classes with a learner whose metric they did not make: halves of training classes, validation classes."""
         found = []
-        if TRAIN in splits:
-            for half, other, metric in zip(self.halves, self.halves[::-1], self.metrics_of_halves[::-1], strict=True):
-                found += [Unseen(learner_of(head, metric), one, half[one.name], other) for one in self.sources]
-        if VALIDATION in splits:
-            learner = learner_of(head, self.metric)
-            found += [Unseen(learner, one, one.classes(VALIDATION), self.training) for one in self.sources]
+        for half, other, metric in zip(self.halves, self.halves[::-1], self.metrics_of_halves[::-1], strict=True):
+            found += [Unseen(learner_of(head, metric), one, half[one.name], other) for one in self.sources]
+        learner = learner_of(head, self.metric)
+        found += [Unseen(learner, one, one.classes(VALIDATION), self.training) for one in self.sources]
         return [one for one in found if len(one.classes) >= way]
 
-    def answers(self, head: Head, way: int, shot: int, count: int, splits: Sequence[int]) -> list[Scores]:
+    def answers(self, head: Head, way: int, shot: int, count: int) -> list[Scores]:
         """Those to about `count` episodes on all that is unseen, every class with the same weight."""
-        unseen = self.unseen(head, way, splits)
+        unseen = self.unseen(head, way)
         counts = shares(unseen, count)
         return [answers(one.learner, one.dataset, way, shot, part) for one, part in zip(unseen, counts, strict=True)]
 
-    def temperature(self, head: Head, way: int, shot: int, count: int, splits: Sequence[int] = (TRAIN,)) -> float:
+    def temperature(self, head: Head, way: int, shot: int, count: int) -> float:
         """The temperature of least NLL there."""
-        return fit_temperature(*pooled(self.answers(head, way, shot, count, splits)))
+        return fit_temperature(*pooled(self.answers(head, way, shot, count)))
 
 
 def shares(unseen: Sequence[Unseen], count: int) -> list[int]:
@@ -154,6 +153,8 @@ def run_of(head: Head, metric: Metric, name: str = "photographs") -> Run:
     settings: dict[str, object] = {"backbone.rank": head.rank}
     if head.constant:
         settings["kernel.constant"] = head.constant
+    if head.plug_in:
+        settings["likelihood.plug_in"] = True
     config = resolve(
         RunConfig(
             dataset=f"embeddings:{name}",

@@ -1,15 +1,15 @@
-"""The head of a frozen encoder: chosen on validation classes, fitted on training classes, compared on test classes.
+"""The head of a frozen encoder: chosen and fitted on training and validation classes, compared on test classes.
 
-    python benchmarks/heads.py choose --out docs/results/heads/choice.md      which metric, kernel and inference
+    python benchmarks/heads.py choose --out choice.md                         a round of docs/results/heads/choice.md
     python benchmarks/heads.py fit --out fewshot/weights/photographs.safetensors
     python benchmarks/heads.py test --out docs/results/heads/comparison.md    beside other methods, paired differences
     python benchmarks/heads.py unknown --out docs/results/heads/unknown.md    classes that a task does not show
 
 Data sets are Flowers 102 and the groceries, 30 pictures a class. A metric that was learned from a class flatters it, so
-temperatures are fitted on episodes of one half of the training classes with the metric of the other half, and the other
-way round; those that are shipped, and those of other methods in a test, on validation classes too, every class with the
-same weight. `--also FILE.npz` adds a data set (features, labels) to the tests, of which nothing was learned, `--seen`
-Tiny ImageNet, whose classes the encoder itself was trained on.
+heads are chosen and temperatures fitted on episodes of one half of the training classes with the metric of the other
+half, the other way round, and on validation classes, every class with the same weight. `--also FILE.npz` adds a data
+set (features, labels) to the tests, of which nothing was learned, `--seen` Tiny ImageNet, whose classes the encoder
+itself was trained on.
 """
 
 import argparse
@@ -41,12 +41,9 @@ from head_setting import (
     QUERIES,
     SEED,
     TEST,
-    UNSEEN,
-    VALIDATION,
     Head,
     Setting,
     Source,
-    answers,
     encoded,
     learner_of,
     load,
@@ -71,13 +68,14 @@ WAYS, SHOTS = (2, 5, 10, 20), (1, 2, 5, 10)
 TESTED = ((5, 1), (5, 2), (5, 5), (5, 10), (20, 5))
 CHOICE = ((5, 1), (5, 5))
 
-SHIPPED = Head()
+MEAN = Head(scale=10.0, constant=0.3, plug_in=True)
+SHIPPED = MEAN._replace(shrinkage=0.4, rank=128)
 CANDIDATES = {
     "metric": {
         "unit features, cosine, scale 30": Head(shrinkage=0.0, scale=30.0),
         "metric .2, rank 128": Head(rank=128),
         "metric .2, rank 64": Head(rank=64),
-        "metric .2, rank 32": SHIPPED,
+        "metric .2, rank 32": Head(),
         "metric .2, rank 16": Head(rank=16),
         "metric .1, rank 32": Head(shrinkage=0.1),
         "metric .4, rank 32": Head(shrinkage=0.4),
@@ -91,39 +89,44 @@ CANDIDATES = {
         "metric .2, rank 32, laplace": Head(inference="laplace"),
     },
     "constant": {
-        "scale 5": SHIPPED,
-        "scale 5, constant .3": Head(constant=0.3),
-        "scale 10, constant .3": Head(scale=10.0, constant=0.3),
-        "scale 5, constant 1": Head(constant=1.0),
-        "scale 10, constant 1": Head(scale=10.0, constant=1.0),
+        f"scale {scale:g}, constant {constant:g}{', at the mean' * plug_in}": Head(
+            scale=scale, constant=constant, plug_in=plug_in
+        )
+        for plug_in in (False, True)
+        for scale in (2.0, 5.0, 10.0)
+        for constant in (0.0, 0.3, 1.0, 3.0)
+    },
+    "metric at the mean": {
+        f"shrinkage {shrinkage:g}, rank {rank}": MEAN._replace(shrinkage=shrinkage, rank=rank)
+        for shrinkage in (0.2, 0.4, 0.6)
+        for rank in (16, 32, 64, 128)
     },
 }
 
 
 def choice(setting: Setting, arguments: argparse.Namespace) -> str:
-    """Every candidate on validation classes, at the temperature of training classes and at the best one."""
+    """Every candidate on all classes that its metric was not made of, at the one temperature of a shape."""
     rows, count, shapes = [], arguments.episodes, arguments.tasks or CHOICE
     for name, head in CANDIDATES[arguments.round].items():
-        learner = learner_of(head, setting.metric)
         cells, logs = [], []
         for way, shot in shapes:
-            temperature = setting.temperature(head, way, shot, count)
-            for source in setting.sources:
-                found = answers(learner, source.dataset(source.classes(VALIDATION)), way, shot, count // 2)
-                at = found.tempered(temperature)
-                least = found.tempered(fit_temperature(found.probabilities, found.labels))
-                nll, accuracy = metrics.nll(at.probabilities, at.labels), metrics.accuracy(at.probabilities, at.labels)
-                cells.append(f"{100 * accuracy:.1f} / {nll:.4f} / {metrics.nll(least.probabilities, least.labels):.4f}")
-                logs.append(np.log(nll))
+            found = setting.answers(head, way, shot, count)
+            temperature = fit_temperature(*pooled(found))
+            by_source: dict[str, list[Scores]] = {}
+            for one, scores in zip(setting.unseen(head, way), found, strict=True):
+                by_source.setdefault(one.source.name, []).append(scores.tempered(temperature))
+            for scores in map(pooled, by_source.values()):
+                cells.append(f"{100 * metrics.accuracy(*scores):.1f} / {metrics.nll(*scores):.4f}")
+                logs.append(np.log(metrics.nll(*scores)))
         rows.append([name, *cells, f"{np.exp(np.mean(logs)):.4f}"])
         print(rows[-1], flush=True)
     columns = [f"{source.name}, {way}-way {shot}-shot" for way, shot in shapes for source in setting.sources]
     table = format_markdown(["head", *columns, "geometric mean of the NLLs"], rows)
     return (
-        "# Heads on validation classes\n\n"
+        "# Heads on classes that their metric was not made of\n\n"
         f"`python benchmarks/heads.py choose --round {arguments.round} --episodes {count}`: accuracy in percent / NLL "
-        "at the temperature of training classes / NLL at the best temperature; "
-        f"{count // 2} episodes of each data set.\n\n{table}"
+        "at the best temperature of the shape, one for both data sets. Classes: either half of the training classes by "
+        f"the metric of the other half, and validation classes.\n\n{table}"
     )
 
 
@@ -133,7 +136,7 @@ def table_of_temperatures(setting: Setting, head: Head, count: int) -> np.ndarra
     for i, way in enumerate(WAYS):
         for j, shot in enumerate(SHOTS):
             fewer = max(20, round(count * min(1.0, 25 / (way * shot))))
-            logs[i, j] = np.log(setting.temperature(head, way, shot, fewer, UNSEEN))
+            logs[i, j] = np.log(setting.temperature(head, way, shot, fewer))
             print(f"{way}-way {shot}-shot: temperature {np.exp(logs[i, j]):.3f} ({fewer} episodes)", flush=True)
     return logs
 
@@ -164,7 +167,7 @@ def unlearned(name: str, features: np.ndarray, labels: np.ndarray) -> Source:
 
 def others_at(setting: Setting, head: Head, way: int, shot: int) -> Others:
     """The other methods, chosen on what is unseen; in the metric that was made without it where they use one."""
-    unseen, parts = setting.unseen(head, way, UNSEEN), []
+    unseen, parts = setting.unseen(head, way), []
     for one, count in zip(unseen, shares(unseen, max(30, 200 * 5 // way)), strict=True):
         seen = in_metric(one.learner, one.dataset)
         prior = prior_of(one.learner, setting.sources, one.made_of)
@@ -213,7 +216,7 @@ def test(setting: Setting, arguments: argparse.Namespace) -> str:
 
 def unseen_answers(setting: Setting, pretrained: Pretrained, way: int, shot: int) -> Scores:
     """Those of the shipped head's process at its temperature, on all that is unseen."""
-    found = pooled(setting.answers(SHIPPED, way, shot, max(40, 400 * 25 // max(25, way * shot)), UNSEEN))
+    found = pooled(setting.answers(SHIPPED, way, shot, max(40, 400 * 25 // max(25, way * shot))))
     return Scores(*found, np.zeros(len(found[1]), int), 0.0).tempered(pretrained.temperature([shot] * way))
 
 
