@@ -1,7 +1,7 @@
 """Labels at new inputs: one path for every inference kernel (G7, then the likelihood)."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,8 @@ def log_expected_density(
         return _log_integral(likelihood, marginals, y)
     if isinstance(likelihood, CompositeLikelihood):
         return _log_of_own(likelihood.expected_density(key, marginals), y)
+    if getattr(likelihood, "plug_in", False):
+        return log_predictive_at(key, replace(cast(Any, likelihood), plug_in=False), marginals, y)
     return log_predictive_at(key, likelihood, marginals, y)
 
 
