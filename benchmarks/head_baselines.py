@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from head_setting import pooled, temperature_of
 
 from fewshot.evaluation import metrics
-from fewshot.evaluation.calibration import fit_temperature
 from fewshot.evaluation.episodes import Episodes
 from fewshot.evaluation.scoring import Scores
 
@@ -113,8 +113,7 @@ def choose(baseline: Baseline, parts: list[tuple[np.ndarray, Episodes]]) -> Chos
     parts, found = [(x, first(episodes, max(1, baseline.most_episodes // 4))) for x, episodes in parts], []
     for setting in baseline.settings:
         scores = [solve(baseline.answer, setting, *part) for part in parts]
-        p, labels = (np.concatenate([getattr(one, name) for one in scores]) for name in ("probabilities", "labels"))
-        temperature = fit_temperature(p, labels)
-        at = Scores(p, labels, np.zeros(len(labels), int), 0.0).tempered(temperature)
-        found.append((metrics.nll(at.probabilities, labels), Chosen(baseline.answer, setting, temperature)))
+        temperature = temperature_of(scores)
+        nll = metrics.nll(*pooled([one.tempered(temperature) for one in scores]))
+        found.append((nll, Chosen(baseline.answer, setting, temperature)))
     return min(found, key=lambda one: one[0])[1]

@@ -14,7 +14,6 @@ from fewshot.evaluation.episodes import Episodes, Shape, draw_episodes
 from fewshot.evaluation.out_of_episode import score_open
 from fewshot.evaluation.resampling import bootstrap
 from fewshot.evaluation.scoring import Scores, embed, score, task_temperatures
-from fewshot.evaluation.text import format_markdown
 from fewshot.learners import Learner
 from fewshot.models.networks.metric import unit
 from fewshot.pretrained import Pretrained
@@ -22,7 +21,7 @@ from fewshot.tasks import Dataset
 
 OURS, ADAPTED, IN_METRIC = "shipped head", "shipped head, task's own temperature", "logistic regression in its metric"
 QDA = "Bayesian discriminants in its metric"
-STRENGTHS = (0.3, 1.0, 3.0, 10.0, 30.0)  # C of logistic regression in the metric
+STRENGTHS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # C of logistic regression in the metric
 DEGREES = (3.0, 30.0, 300.0, 3000.0)  # nu - D - 1 of Bayesian discriminants
 QUERIES, SEED = 10, 1
 MOST_ADAPTED = 100  # labelled pictures of a task up to which it learns its own temperature
@@ -123,10 +122,6 @@ def rows_of(case: Case, found: Mapping[str, Scores]) -> list[list[str]]:
 HEADER = ["data set", "task", "method (episodes)", "accuracy", "NLL", "ECE", "NLL more than ours"]
 
 
-def comparison(rows: list[list[str]]) -> str:
-    return format_markdown(HEADER, rows)
-
-
 def unknown_rows(pretrained: Pretrained, others: Others, case: Case, count: int) -> list[list[str]]:
     """AUROC of unknown classes by every score, then what is kept at KEEP and the area under risk and coverage."""
     way, shot, _ = case.shape
@@ -140,6 +135,7 @@ def unknown_rows(pretrained: Pretrained, others: Others, case: Case, count: int)
     confidence = both.tempered(regression.temperature).probabilities.max(-1)
     own = episodes.indices.y_query.shape[1]
     scores = {
+        "entropy, ours": (np.asarray(inside.entropy), np.asarray(outside.entropy)),
         "mutual information, ours": (np.asarray(inside.mutual_information), np.asarray(outside.mutual_information)),
         "largest probability, ours": (np.asarray(inside.probability), np.asarray(outside.probability)),
         "largest probability, logistic regression": (-confidence[:, :own], -confidence[:, own:]),

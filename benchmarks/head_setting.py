@@ -1,10 +1,11 @@
 """What heads.py works on: features by class, a metric of some classes, and the processes on it.
 
-A metric that was learned from a class flatters it. So the training classes are cut into halves, and what is `unseen` is
-each half by the metric of the other one, and validation classes by that of all training classes.
+A metric that was learned from a class flatters it. So the classes that may be learned from, those of training and of
+validation, are cut into folds, and what is `unseen` is each fold by the metric of the others.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -25,7 +26,9 @@ from fewshot.training.run import Run, build_run
 
 ENCODER, NAMES, IMAGES = "efficientnet-lite0", ("flowers102", "groceries"), 30
 TRAIN, VALIDATION, TEST = range(3)
+FOLDS = 4
 QUERIES, SEED = 10, 0
+BOUNDS = (1e-3, 20.0)  # of temperatures: a process of a small output scale needs one of .03
 BLOCK = 10  # episodes at once, the same for parts of all sizes, so that one program serves them all
 
 
@@ -106,25 +109,47 @@ class Unseen(NamedTuple):
         return self.source.dataset(self.classes)
 
 
-class Setting:
-    """The data sets, and the metrics of all training classes and of either half."""
+class Fold(NamedTuple):
+    """Some classes of every source, those of the other folds, and the metric that these make."""
 
-    def __init__(self, sources: Sequence[Source]):
-        self.sources = sources
-        self.training = {one.name: one.classes(TRAIN) for one in sources}
-        orders = {name: np.random.default_rng(SEED).permutation(classes) for name, classes in self.training.items()}
-        self.halves = [{name: np.sort(order[k::2]) for name, order in orders.items()} for k in (0, 1)]
-        self.metric = metric_of(sources, self.training)
-        self.metrics_of_halves = [metric_of(sources, half) for half in self.halves]
+    classes: Mapping[str, np.ndarray]
+    made_of: Mapping[str, np.ndarray]
+    metric: Metric
+
+
+def folds(sources: Sequence[Source], orders: Mapping[str, np.ndarray], count: int) -> list[Fold]:
+    """Every `count`-th class in the order given makes a fold."""
+    found = []
+    for k in range(count):
+        classes = {name: np.sort(order[k::count]) for name, order in orders.items()}
+        made_of = {name: np.setdiff1d(order, classes[name]) for name, order in orders.items()}
+        found.append(Fold(classes, made_of, metric_of(sources, made_of)))
+    return found
+
+
+class Setting:
+    """The data sets, the classes that may be learned from, and the metric that they make."""
+
+    def __init__(self, sources: Sequence[Source], most_folds: int = FOLDS):
+        self.sources, self.most_folds = sources, most_folds
+        self.learned = {one.name: np.flatnonzero(np.isin(one.split, (TRAIN, VALIDATION))) for one in sources}
+        self.metric = metric_of(sources, self.learned)
+        orders = {name: np.random.default_rng(SEED).permutation(classes) for name, classes in self.learned.items()}
+        self._folds = cache(partial(folds, sources, orders))
 
     def unseen(self, head: Head, way: int) -> list[Unseen]:
-        """Classes with a learner whose metric they did not make: halves of training classes, validation classes."""
-        found = []
-        for half, other, metric in zip(self.halves, self.halves[::-1], self.metrics_of_halves[::-1], strict=True):
-            found += [Unseen(learner_of(head, metric), one, half[one.name], other) for one in self.sources]
-        learner = learner_of(head, self.metric)
-        found += [Unseen(learner, one, one.classes(VALIDATION), self.training) for one in self.sources]
-        return [one for one in found if len(one.classes) >= way]
+        """Folds of the classes to learn from, with a learner on the metric of the other folds.
+
+        As many folds as leave every one of them enough classes, `most_folds` at most.
+        """
+        count = min(self.most_folds, min(map(len, self.learned.values())) // way)
+        if count < 2:
+            raise ValueError(f"expected at least {2 * way} classes of each data set for two folds, got fewer")
+        return [
+            Unseen(learner_of(head, fold.metric), one, fold.classes[one.name], fold.made_of)
+            for fold in self._folds(count)
+            for one in self.sources
+        ]
 
     def answers(self, head: Head, way: int, shot: int, count: int) -> list[Scores]:
         """Those to about `count` episodes on all that is unseen, every class with the same weight."""
@@ -132,15 +157,27 @@ class Setting:
         counts = shares(unseen, count)
         return [answers(one.learner, one.dataset, way, shot, part) for one, part in zip(unseen, counts, strict=True)]
 
+    def by_source(self, head: Head, way: int, shot: int, count: int) -> dict[str, list[Scores]]:
+        """Those answers under the name of their data set."""
+        found: dict[str, list[Scores]] = {one.name: [] for one in self.sources}
+        for one, scores in zip(self.unseen(head, way), self.answers(head, way, shot, count), strict=True):
+            found[one.source.name].append(scores)
+        return found
+
     def temperature(self, head: Head, way: int, shot: int, count: int) -> float:
         """The temperature of least NLL there."""
-        return fit_temperature(*pooled(self.answers(head, way, shot, count)))
+        return temperature_of(self.answers(head, way, shot, count))
 
 
 def shares(unseen: Sequence[Unseen], count: int) -> list[int]:
     """Episodes of each part, by its classes."""
     total = sum(len(one.classes) for one in unseen)
     return [max(1, round(count * len(one.classes) / total)) for one in unseen]
+
+
+def temperature_of(found: Sequence[Scores]) -> float:
+    """That of least NLL of all answers."""
+    return fit_temperature(*pooled(found), bounds=BOUNDS)
 
 
 def pooled(found: Sequence[Scores]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,19 +1,20 @@
 """The head of a frozen encoder: chosen and fitted on training and validation classes, compared on test classes.
 
     python benchmarks/heads.py choose --out choice.md                         a round of docs/results/heads/choice.md
+    python benchmarks/heads.py folds --out folds.md                           what their number changes
     python benchmarks/heads.py fit --out fewshot/weights/photographs.safetensors
     python benchmarks/heads.py test --out docs/results/heads/comparison.md    beside other methods, paired differences
     python benchmarks/heads.py unknown --out docs/results/heads/unknown.md    classes that a task does not show
 
 Data sets are Flowers 102 and the groceries, 30 pictures a class. A metric that was learned from a class flatters it, so
-heads are chosen and temperatures fitted on episodes of one half of the training classes with the metric of the other
-half, the other way round, and on validation classes, every class with the same weight. `--also FILE.npz` adds a data
-set (features, labels) to the tests, of which nothing was learned, `--seen` Tiny ImageNet, whose classes the encoder
-itself was trained on.
+heads are chosen and temperatures fitted on episodes of a quarter of the training and validation classes with the metric
+of the other three, four times. `--also FILE.npz` adds a data set (features, labels) to the tests, of which nothing was
+learned, `--seen` Tiny ImageNet, whose classes the encoder itself was trained on.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +51,10 @@ from head_setting import (
     pooled,
     run_of,
     shares,
+    temperature_of,
 )
 
 from fewshot.evaluation import metrics
-from fewshot.evaluation.calibration import fit_temperature
 from fewshot.evaluation.episodes import Shape, draw_episodes
 from fewshot.evaluation.scoring import Scores
 from fewshot.evaluation.text import format_markdown
@@ -68,8 +69,9 @@ WAYS, SHOTS = (2, 5, 10, 20), (1, 2, 5, 10)
 TESTED = ((5, 1), (5, 2), (5, 5), (5, 10), (20, 5))
 CHOICE = ((5, 1), (5, 5))
 
-MEAN = Head(scale=10.0, constant=0.3, plug_in=True)
-SHIPPED = MEAN._replace(shrinkage=0.4, rank=128)
+MEAN = Head(shrinkage=0.4, rank=128, scale=10.0, constant=0.3, plug_in=True)
+MODE = MEAN._replace(scale=3.0, constant=1.0, inference="laplace")
+SHIPPED = MODE
 CANDIDATES = {
     "metric": {
         "unit features, cosine, scale 30": Head(shrinkage=0.0, scale=30.0),
@@ -88,18 +90,25 @@ CANDIDATES = {
         "metric .2, rank 32, label regression": Head(likelihood="gaussian", inference="exact", scale=1.0),
         "metric .2, rank 32, laplace": Head(inference="laplace"),
     },
-    "constant": {
-        f"scale {scale:g}, constant {constant:g}{', at the mean' * plug_in}": Head(
+    "process": {
+        f"scale {scale:g}, constant {constant:g}{', at the mean' * plug_in}": MEAN._replace(
             scale=scale, constant=constant, plug_in=plug_in
         )
         for plug_in in (False, True)
-        for scale in (2.0, 5.0, 10.0)
-        for constant in (0.0, 0.3, 1.0, 3.0)
+        for scale in (1.0, 3.0, 10.0)
+        for constant in (0.0, 0.3, 1.0, 3.0, 10.0)
     },
-    "metric at the mean": {
-        f"shrinkage {shrinkage:g}, rank {rank}": MEAN._replace(shrinkage=shrinkage, rank=rank)
+    "mode": {
+        f"scale {scale:g}, constant {constant:g}, at the mode": MEAN._replace(
+            scale=scale, constant=constant, inference="laplace"
+        )
+        for scale in (0.3, 1.0, 3.0, 10.0)
+        for constant in (0.3, 1.0, 3.0, 10.0, 100.0)
+    },
+    "metric at the mode": {
+        f"shrinkage {shrinkage:g}, rank {rank}": MODE._replace(shrinkage=shrinkage, rank=rank)
         for shrinkage in (0.2, 0.4, 0.6)
-        for rank in (16, 32, 64, 128)
+        for rank in (32, 64, 128, 256)
     },
 }
 
@@ -110,12 +119,10 @@ def choice(setting: Setting, arguments: argparse.Namespace) -> str:
     for name, head in CANDIDATES[arguments.round].items():
         cells, logs = [], []
         for way, shot in shapes:
-            found = setting.answers(head, way, shot, count)
-            temperature = fit_temperature(*pooled(found))
-            by_source: dict[str, list[Scores]] = {}
-            for one, scores in zip(setting.unseen(head, way), found, strict=True):
-                by_source.setdefault(one.source.name, []).append(scores.tempered(temperature))
-            for scores in map(pooled, by_source.values()):
+            found = setting.by_source(head, way, shot, count)
+            temperature = temperature_of(list(chain.from_iterable(found.values())))
+            for each in found.values():
+                scores = pooled([one.tempered(temperature) for one in each])
                 cells.append(f"{100 * metrics.accuracy(*scores):.1f} / {metrics.nll(*scores):.4f}")
                 logs.append(np.log(metrics.nll(*scores)))
         rows.append([name, *cells, f"{np.exp(np.mean(logs)):.4f}"])
@@ -125,8 +132,28 @@ def choice(setting: Setting, arguments: argparse.Namespace) -> str:
     return (
         "# Heads on classes that their metric was not made of\n\n"
         f"`python benchmarks/heads.py choose --round {arguments.round} --episodes {count}`: accuracy in percent / NLL "
-        "at the best temperature of the shape, one for both data sets. Classes: either half of the training classes by "
-        f"the metric of the other half, and validation classes.\n\n{table}"
+        "at the best temperature of the shape, one for both data sets. Classes: every fold of those of training and "
+        f"validation by the metric of the other folds.\n\n{table}"
+    )
+
+
+def numbers_of_folds(setting: Setting, arguments: argparse.Namespace) -> str:
+    """What a metric of fewer classes does to accuracy and temperature: those of the shipped head by number of folds."""
+    rows = []
+    for way, shot in arguments.tasks or CHOICE:
+        for count in (2, 4, 8):
+            found = Setting(setting.sources, count).by_source(SHIPPED, way, shot, arguments.episodes)
+            cells = [
+                f"{100 * metrics.accuracy(*pooled(each)):.1f} / {temperature_of(each):.3f}" for each in found.values()
+            ]
+            rows.append([f"{way}-way {shot}-shot", f"{count}", *cells])
+            print(rows[-1], flush=True)
+    columns = [f"{one.name}, accuracy in % / temperature" for one in setting.sources]
+    return (
+        "# Folds\n\n"
+        f"`python benchmarks/heads.py folds --episodes {arguments.episodes}`: every fold of the classes of training "
+        "and validation by the metric of the other folds; the temperature of least NLL.\n\n"
+        f"{format_markdown(['task', 'folds', *columns], rows)}"
     )
 
 
@@ -173,7 +200,7 @@ def others_at(setting: Setting, head: Head, way: int, shot: int) -> Others:
         prior = prior_of(one.learner, setting.sources, one.made_of)
         episodes = draw_episodes(SEED, "test", one.dataset, Shape(way, shot, QUERIES), count)
         parts.append(Part(unit(features_of(one.dataset)), seen, prior.standard(seen), episodes))
-    return chosen(parts, prior_of(learner_of(head, setting.metric), setting.sources, setting.training), way)
+    return chosen(parts, prior_of(learner_of(head, setting.metric), setting.sources, setting.learned), way)
 
 
 def prior_of(learner: GaussianProcess, sources: Sequence[Source], classes: Mapping[str, np.ndarray]) -> ClassPrior:
@@ -228,11 +255,12 @@ def unknown(setting: Setting, arguments: argparse.Namespace) -> str:
         for source in tested(setting, arguments):
             case = Case(source.name, source.dataset(source.classes(TEST)), Shape(way, shot, QUERIES))
             rows += unknown_rows(pretrained, others, case, arguments.episodes)
-            print(rows[-3:], flush=True)
+            print(rows[-4:], flush=True)
     return (
         "# Unknown classes\n\n"
         f"`python benchmarks/heads.py unknown --episodes {arguments.episodes}`: as many queries of as many other test "
-        f"classes; AUROC, the mean over episodes.\n\n{format_markdown(UNKNOWN_HEADER, rows)}"
+        "classes; AUROC, the mean over episodes. `unknown` is made of the entropy.\n\n"
+        f"{format_markdown(UNKNOWN_HEADER, rows)}"
     )
 
 
@@ -246,7 +274,7 @@ def main() -> None:
         store(Path(arguments.out), run, table, ENCODER)
         return
     pages = {"choose": lambda: choice(setting, arguments), "test": lambda: test(setting, arguments)}
-    pages |= {"unknown": lambda: unknown(setting, arguments)}
+    pages |= {"unknown": lambda: unknown(setting, arguments), "folds": lambda: numbers_of_folds(setting, arguments)}
     page = pages[arguments.what]()
     print(page)
     Path(arguments.out).write_text(page)
@@ -259,7 +287,7 @@ def shape(text: str) -> tuple[int, int]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("choose", "fit", "test", "unknown"))
+    parser.add_argument("what", choices=("choose", "folds", "fit", "test", "unknown"))
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--tasks", type=shape, nargs="+", metavar="5x1", help="classes x labelled pictures of tests")
     parser.add_argument("--round", choices=CANDIDATES, default="metric", help="which candidates are chosen from")

@@ -31,11 +31,11 @@ class PapersTemperatures(NamedTuple):
     ece: float
 
 
-def fit_temperature(probabilities: Probabilities, labels: Labels) -> float:
+def fit_temperature(probabilities: Probabilities, labels: Labels, bounds: tuple[float, float] = BOUNDS) -> float:
     """The T that minimises the NLL of p^(1/T) / sum_c p_c^(1/T): probabilities [E, Q, C], labels [E, Q].
 
-    The NLL is convex in 1/T, so the search over log T finds the one minimum. T is kept within BOUNDS, which are reached
-    where every prediction is right (the best T is then 0) or they are no better than chance.
+    The NLL is convex in 1/T, so the search over log T finds the one minimum. T is kept within the bounds, which are
+    reached where every prediction is right (the best T is then 0) or they are no better than chance.
     """
     p = np.asarray(probabilities)
     logits = np.log(np.maximum(p, np.finfo(p.dtype).tiny)).astype(np.float64)
@@ -48,7 +48,7 @@ def fit_temperature(probabilities: Probabilities, labels: Labels) -> float:
         inverse = math.exp(-log_temperature)
         return float((np.log(np.exp(inverse * logits).sum(axis=-1)) - inverse * own).mean())
 
-    low, high = map(math.log, BOUNDS)
+    low, high = map(math.log, bounds)
     found = minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-5})
     return math.exp(found.x)
 

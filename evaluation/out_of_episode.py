@@ -107,6 +107,26 @@ def scores_of(key: Key[Array, ""], learner: Learner, state: PyTree, query: Array
     return DetectionScores(None, -jnp.max(p, axis=1), entropy(p), None)
 
 
+def ranks_by_information(learner: Learner) -> bool:
+    """Whether `strangeness` is the mutual information, not the entropy.
+
+    The entropy it is where a learner has no posterior, or predicts at its mean: there the variance tells known classes
+    from unknown ones less well than the mean does (docs/results/heads/choice.md).
+    """
+    return isinstance(learner, LatentLearner) and not getattr(learner.likelihood, "plug_in", False)
+
+
+def strangeness(key: Key[Array, ""], learner: Learner, state: PyTree, query: Array) -> Float[Array, " Q"]:
+    """The score of Q queries that `unknown` is made of, larger where one looks less like any class of the task.
+
+    The mutual information of label and latent functions, or the entropy of the untempered probabilities.
+    """
+    found = scores_of(key, learner, state, query)
+    score = found.mutual_information if ranks_by_information(learner) else found.entropy
+    assert score is not None
+    return score
+
+
 def entropy(probabilities: Float[Array, "*rest C"]) -> Float[Array, "*rest"]:
     """-sum_c p_c log p_c in nats; 0 log 0 = 0."""
     return jnp.sum(entr(probabilities), axis=-1)

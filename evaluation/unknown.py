@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-from fewshot.evaluation.out_of_episode import scores_of
+from fewshot.evaluation.out_of_episode import strangeness
 from fewshot.inference.inner.base import Mask
 from fewshot.learners.base import Learner, apply
 from fewshot.learners.task_temperature import FOLDS, left_out
@@ -37,9 +37,7 @@ def left_out_scores(
 ) -> Float[np.ndarray, " K"] | None:
     """Scores [K] of a task's labelled inputs, each without itself; None where no class has two of them.
 
-    y are the labels [N], 0..C-1, of the labelled inputs [N, ...], of which those that are not real are padding. Scores
-    are the mutual information of label and latent functions, or the entropy of the probabilities for a learner without
-    a posterior.
+    y are the labels [N], 0..C-1, of the labelled inputs [N, ...], of which those that are not real are padding.
     """
     real = np.ones(len(y), bool) if real is None else real
     counts = np.bincount(y[real])
@@ -60,8 +58,7 @@ def _scores(
     def scored(fold: Array) -> Array:
         mask = Mask(real & ~fold, jnp.ones(classes, bool))
         state, _ = learner.fit(fit_key, support, y, classes, mask)
-        found = scores_of(score_key, learner, state, support)
-        return found.entropy if found.mutual_information is None else found.mutual_information
+        return strangeness(score_key, learner, state, support)
 
     each: Sequence[Array] | Array
     each = jax.lax.map(scored, held) if learner.traits.traceable else jnp.stack([scored(fold) for fold in held])

@@ -165,8 +165,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     def unknown_score(self, X: object) -> Float[np.ndarray, " Q"]:
         """A score [Q] that is larger where a query looks less like any of the classes.
 
-        The mutual information of label and latent functions, in nats; the entropy of the probabilities for learners
-        without a posterior. It ranks queries; it is no probability.
+        The mutual information of label and latent functions, in nats; for learners without a posterior, or that
+        predict at its mean, the entropy of the untempered probabilities. It ranks queries; it is no probability.
         """
         check_is_fitted(self)
         return self._fitted_task().unknown(self._inputs(X))

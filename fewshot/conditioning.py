@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
-from fewshot.evaluation.out_of_episode import entropy, mutual_information
+from fewshot.evaluation.out_of_episode import entropy, mutual_information, ranks_by_information
 from fewshot.evaluation.scoring import embed_images
 from fewshot.evaluation.unknown import left_out_scores, p_values
 from fewshot.inference.inner.base import Code, Mask
@@ -130,10 +130,11 @@ class FittedTask:
         return np.concatenate([np.asarray(part) for part in parts])[: len(new)]
 
     def unknown(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"]:
-        """How little new inputs look like the task's: I(label; f), of learners without a posterior the entropy."""
-        if isinstance(self.learner, LatentLearner):
+        """How little new inputs look like the task's: `strangeness` of `evaluation/out_of_episode.py`."""
+        if ranks_by_information(self.learner):
             return self.information(new)
-        return np.asarray(entropy(jnp.asarray(self.probabilities(new))))
+        untempered = replace(self, temperatures=single(1.0))
+        return np.asarray(entropy(jnp.asarray(untempered.probabilities(new))))
 
     def unknown_p_values(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"] | None:
         """(U1) p-values that new inputs show one of the task's classes; None where no class has two labelled inputs."""

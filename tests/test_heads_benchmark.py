@@ -64,13 +64,30 @@ def test_what_is_unseen_made_no_metric(setting):
         setting.Source(name, rng.normal(size=(len(labels), 8)).astype(np.float32), labels, split) for name in "ab"
     ]
     found = setting.Setting(sources)
-    unseen = found.unseen(setting.Head(rank=2), 2)
-    assert len(unseen) == 6 and setting.shares(unseen, 48) == [8] * 6
-    for part in unseen:
-        made_of = part.made_of[part.source.name]
-        assert set(part.classes).isdisjoint(made_of) and set(split[made_of]) == {setting.TRAIN}
-        wanted = setting.metric_of(sources, part.made_of).mean
-        np.testing.assert_allclose(part.learner.deep_kernel.backbone.mean[...], wanted, atol=1e-6)
-    training = list(itertools.chain.from_iterable(part.classes for part in unseen if part.source.name == "a"))
-    assert sorted(training) == list(range(9))
-    assert found.unseen(setting.Head(rank=2), 4) == []
+    for way, folds in ((2, 4), (4, 2)):
+        unseen = found.unseen(setting.Head(rank=2), way)
+        assert len(unseen) == 2 * folds and setting.shares(unseen, 900 * folds) == [
+            100 * len(p.classes) * folds // 2 for p in unseen
+        ]
+        for part in unseen:
+            made_of = part.made_of[part.source.name]
+            assert len(part.classes) >= way
+            assert sorted([*part.classes, *made_of]) == list(range(9))
+            wanted = setting.metric_of(sources, part.made_of).mean
+            np.testing.assert_allclose(part.learner.deep_kernel.backbone.mean[...], wanted, atol=1e-6)
+        for name in "ab":
+            learned = itertools.chain.from_iterable(part.classes for part in unseen if part.source.name == name)
+            assert sorted(learned) == list(range(9))
+    np.testing.assert_array_equal(found.metric.mean, setting.metric_of(sources, found.learned).mean)
+    with pytest.raises(ValueError, match="expected at least 10 classes"):
+        found.unseen(setting.Head(rank=2), 5)
+
+
+def test_a_temperature_may_be_as_small_as_a_small_scale_needs(setting):
+    """Logits of a calibrated predictor, made a hundred times smaller: its temperature is .01."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(200, 50, 3))
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    labels = (p.cumsum(-1) < rng.random((200, 50, 1))).sum(-1)
+    flat = np.exp(logits / 100) / np.exp(logits / 100).sum(-1, keepdims=True)
+    assert setting.temperature_of([Scores(flat, labels, np.zeros(200, int), 0.0)]) == pytest.approx(0.01, rel=0.05)

@@ -9,9 +9,9 @@ from flax import nnx
 from fewshot.conditioning import TemperaturePrior, fit_task
 from fewshot.evaluation.out_of_episode import scores_of
 from fewshot.evaluation.unknown import left_out_scores, p_values
-from fewshot.inference.inner import exact
+from fewshot.inference.inner import exact, laplace
 from fewshot.learners import GaussianProcess
-from fewshot.models import Identity, LabelRegression
+from fewshot.models import Identity, LabelRegression, Softmax
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.kernels import RBF
 
@@ -57,6 +57,23 @@ def test_what_lies_far_from_all_classes_is_found_and_left_out_inputs_are_scored_
     more = np.concatenate([x, x[-1:] + 9]), np.concatenate([y, y[-1:]])
     padded = left_out_scores(key, learner, *more, np.arange(13) < 12)  # what is not real changes nothing
     np.testing.assert_allclose(padded, known, rtol=0.1, atol=1e-3)  # but the draws, which go over all inputs
+
+
+@pytest.mark.long
+def test_a_prediction_at_the_mean_is_ranked_by_its_entropy_and_no_temperature_touches_it():
+    """Queries and left-out inputs alike: the entropy of softmax(m), whatever the task's temperature is."""
+    kernel = DeepKernel(Identity((1, 1, 2)), RBF(), rngs=nnx.Rngs(0))
+    at_mean = GaussianProcess(kernel, Softmax(plug_in=True), laplace)
+    x = np.array([[2.0, 0.0], [2.1, 0.1], [-2.0, 0.0], [-2.2, 0.1]], np.float32)
+    y, query, key = np.array([0, 0, 1, 1], np.int32), np.array([[2.0, 0.1], [0.1, 0.5]], np.float32), jax.random.key(0)
+    tasks = [fit_task(at_mean, key, x, y, 2, TemperaturePrior(temperature)) for temperature in (1.0, 0.1)]
+    p = np.asarray(jax.nn.softmax(tasks[0].latents(query).mean, axis=1))
+    for task in tasks:
+        np.testing.assert_allclose(task.unknown(query), -(p * np.log(p)).sum(1), rtol=1e-4)
+    state, _ = at_mean.fit(key, jnp.asarray(x[[1, 3]]), jnp.asarray(y[[1, 3]]), 2)
+    found, known = scores_of(key, at_mean, state, jnp.asarray(x)), left_out_scores(key, at_mean, x, y)
+    assert known is not None
+    np.testing.assert_allclose(known[:2], np.asarray(found.entropy)[[0, 2]], rtol=1e-4)
 
 
 def test_single_images_tell_nothing(learner):
