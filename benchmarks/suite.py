@@ -58,7 +58,7 @@ def test_what_inference_adds(name: str, measure: Callable) -> None:
 
 @pytest.mark.parametrize("steps", [3, 10])
 def test_training_step(steps: int, measure: Callable) -> None:
-    measure(training_step(SimpleNamespace(kernel="rbf", inner_steps=steps, shot=1)))
+    measure(training_step(SimpleNamespace(kernel="rbf", inner_steps=steps, shot=1, tasks=1)))
 
 
 @pytest.mark.parametrize("name", METRIC)

@@ -1,6 +1,6 @@
 """What inference adds to a training step: the whole step against Conv4 alone, forward and backward, on the same images.
 
-    python benchmarks/training_step.py [--repeats 40] [--kernel rbf] [--inner-steps 3] [--shot 1] [--learner matching]
+    python benchmarks/training_step.py [--repeats 40] [--kernel rbf] [--inner-steps 3] [--shot 1] [--learner NAME]
 
 Both are compiled first (time printed apart), then timed in turns, so that both meet the same load of the machine.
 """
@@ -16,8 +16,9 @@ from timing import Run, by_turns
 
 from fewshot.inference.inner import cvi
 from fewshot.inference.outer.svi import make_trainer
-from fewshot.learners import GaussianProcess, Learner, Matching, Prototypical
+from fewshot.learners import MAML, FirstOrderMAML, GaussianProcess, Learner, Matching, Prototypical, Relation
 from fewshot.models import KERNELS, Conv4
+from fewshot.models.backbones import Conv4Maps
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.likelihoods import Softmax
 from fewshot.tasks.episodes import make_dataset, sample_task
@@ -29,7 +30,7 @@ def main() -> None:
     """Prints medians, minima and their ratio."""
     arguments = parse()
     alone = backbone.gradient(backbone.ours(WAY * (arguments.shot + QUERY)))
-    step = training_step(arguments) if arguments.learner is None else metric_step(arguments.learner, arguments.shot)
+    step = step_of_arguments(arguments)
     times = by_turns({"step": step, "Conv4 alone": alone}, arguments.repeats)
     for name, one in times.items():
         print(f"{name}: median {one.median:.1f} ms, minimum {one.minimum:.1f} ms, first call {one.first:.1f} s")
@@ -41,7 +42,7 @@ def training_step(arguments: argparse.Namespace) -> Run:
     network, kernel = Conv4(IMAGE, rngs=nnx.Rngs(0)), KERNELS[arguments.kernel]()
     deep_kernel = DeepKernel(network, kernel, rngs=nnx.Rngs(1), classes=WAY)
     learner = GaussianProcess(deep_kernel, Softmax(), cvi, inner_steps=arguments.inner_steps)
-    return step_of(learner, arguments.shot)
+    return step_of(learner, arguments.shot, arguments.tasks)
 
 
 # Learners whose step is the network's and a distance; the last has LSTMs of its own.
@@ -52,18 +53,39 @@ METRIC = {
 }
 
 
-def metric_step(name: str, shot: int) -> Run:
+# Those whose step is more: a network that compares, or steps of gradient descent in every task.
+OTHERS = {
+    "relation": lambda: Relation(Conv4Maps(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1)),
+    "maml": lambda: MAML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY),
+    "first-order-maml": lambda: FirstOrderMAML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY),
+}
+
+
+def step_of_arguments(arguments: argparse.Namespace) -> Run:
+    """The step that was asked for."""
+    if arguments.learner is None:
+        return training_step(arguments)
+    if arguments.learner in METRIC:
+        return metric_step(arguments.learner, arguments.shot, arguments.tasks)
+    return step_of(OTHERS[arguments.learner](), arguments.shot, arguments.tasks)
+
+
+def metric_step(name: str, shot: int, tasks: int = 1) -> Run:
     """One optimiser step of one of METRIC."""
-    return step_of(METRIC[name](Conv4(IMAGE, rngs=nnx.Rngs(0))), shot)
+    return step_of(METRIC[name](Conv4(IMAGE, rngs=nnx.Rngs(0))), shot, tasks)
 
 
-def step_of(learner: Learner, shot: int) -> Run:
+def step_of(learner: Learner, shot: int, tasks: int = 1) -> Run:
     """One optimiser step of a learner, sampling and Adam included, on random images."""
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(50), shot + QUERY)
     dataset = make_dataset(rng.integers(0, 256, (len(labels), *IMAGE)).astype(np.uint8), labels)
     trainer = make_trainer(
-        jax.random.key(0), learner, lambda key: sample_task(key, dataset, WAY, shot, QUERY), optax.adam(1e-3)
+        jax.random.key(0),
+        learner,
+        lambda key: sample_task(key, dataset, WAY, shot, QUERY),
+        optax.adam(1e-3),
+        tasks_per_step=tasks,
     )
     state = trainer.init()
 
@@ -82,7 +104,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kernel", choices=sorted(KERNELS), default="rbf")
     parser.add_argument("--inner-steps", type=int, default=3)
     parser.add_argument("--shot", type=int, default=1)
-    parser.add_argument("--learner", choices=sorted(METRIC), help="instead of the Gaussian process")
+    parser.add_argument("--learner", choices=sorted(METRIC | OTHERS), help="instead of the Gaussian process")
+    parser.add_argument("--tasks", type=int, default=1, help="of an optimiser step; Conv4 alone sees the images of one")
     return parser.parse_args()
 
 

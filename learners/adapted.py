@@ -1,11 +1,12 @@
 """What learners share that adapt a network to a task by a few steps of gradient descent: MAML and its relatives."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key, Shaped
+from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from fewshot.inference.outer.loss import ForEach, Outcome
 from fewshot.learners.base import Learner, Traits
@@ -68,3 +69,14 @@ class AdaptedLearner(Learner):
     def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
         """The objective of every task, the mean over the tasks."""
         return Outcome(jnp.mean(for_each(self.objective)(keys, tasks)), tasks.y_query.shape[1], {})
+
+
+def one_by_one(function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """What vmap does, with the function written out for every task of a batch."""
+
+    def each(*stacked: PyTree) -> PyTree:
+        leaves, structure = jax.tree.flatten(stacked)
+        found = [function(*jax.tree.unflatten(structure, row)) for row in zip(*leaves, strict=True)]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+
+    return each

@@ -10,6 +10,7 @@ from problems import double
 from test_backbones import plain_block
 
 from fewshot.learners import MAML, FirstOrderMAML
+from fewshot.learners.adapted import one_by_one
 from fewshot.models.backbones import Backbone, Conv4
 from fewshot.tasks import Task
 from fewshot.tasks.curves import RealTask
@@ -100,6 +101,17 @@ def test_the_first_order_gradient_is_that_of_the_adapted_parameters():
     mean = jax.tree.map(lambda *leaves: sum(leaves) / T, *expected)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(mean), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
+
+
+def test_tasks_one_by_one_are_what_vmap_makes_of_them():
+    keys = jax.random.split(KEY, 3)
+
+    def function(key, task):
+        return jax.random.normal(key, (2,)) + task["x"].sum(), task["y"]
+
+    tasks = {"x": jnp.arange(12.0).reshape(3, 4), "y": jnp.arange(3)}
+    for one, other in zip(one_by_one(function)(keys, tasks), jax.vmap(function)(keys, tasks), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def plain_maml(parameters, task, rate):
