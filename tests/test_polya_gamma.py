@@ -461,14 +461,17 @@ def test_distribution_is_a_tree():
 
 @pytest.mark.long
 def test_transformations_give_the_same_draws():
-    """vmap over keys and tilts, and scan, repeat the plain calls: no draw depends on what is drawn beside it."""
+    """No draw depends on what is drawn beside it, by vmap over keys and tilts or scan.
+
+    Up to rounding: programs of different shapes have different vector instructions.
+    """
     keys = jax.random.split(jax.random.key(7), 6)
     b, z = jnp.array([0.0, 1, 3, 200, 0.5]), jnp.linspace(-4, 4, 30).reshape(6, 5)
     plain = np.stack([sample_polya_gamma(key, b, row) for key, row in zip(keys, z, strict=True)])
     mapped = jax.jit(jax.vmap(sample_polya_gamma, (0, None, 0)))(keys, b, z)
-    np.testing.assert_array_equal(mapped, plain)
+    np.testing.assert_allclose(mapped, plain, rtol=1e-6)
     twice = jax.vmap(jax.vmap(sample_polya_gamma, (0, None, 0)), (0, None, 0))
-    np.testing.assert_array_equal(twice(keys.reshape(2, 3), b, z.reshape(2, 3, 5)).reshape(6, 5), plain)
+    np.testing.assert_allclose(twice(keys.reshape(2, 3), b, z.reshape(2, 3, 5)).reshape(6, 5), plain, rtol=1e-6)
     one = jax.lax.scan(lambda _, pair: (None, sample_polya_gamma_one(*pair)), None, (keys, z))[1]
     np.testing.assert_allclose(one[2], sample_polya_gamma_one(keys[2], z[2]), rtol=1e-6)
     assert len(np.unique(plain[:, 1:])) == plain[:, 1:].size
