@@ -12,16 +12,17 @@ any mixture of b, and a batch of calls is one (rejection.py).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from fewshot.models.rejection import Stream, Try, as_one_array, sums
 
 _TERMS = 16  # of the sum of gammas, before its remainder
+_BLOCK = 64  # entries whose remainders are computed together
 _REMAINDER_ONLY = 1000  # above this b the remainder is the whole sum
 _MANY, _BEYOND = (
     16,
@@ -100,7 +101,7 @@ def _sum_of_gammas(source: Stream, b: Float[Array, " n"], c: Float[Array, " n"])
     """PG(b, 2c) by `_TERMS` gamma variables and a remainder; 0 where b = 0."""
     squared = (c / math.pi) ** 2
     terms = jnp.where(b > _REMAINDER_ONLY, 0, _TERMS)
-    shift, shape, scale = _remainder(b, jnp.sqrt(squared), terms)
+    shift, shape, scale = _in_blocks(_remainder, b, jnp.sqrt(squared), terms)
     wanted = jnp.where(b > 0, terms + 1, 0)
     found = sums(_GAMMA, source, wanted, (b, squared, terms.astype(b.dtype), shape, scale), few=True)
     return found + jnp.where(b > 0, shift, 0.0)
@@ -131,6 +132,15 @@ def _try_gamma(
     value = d * (1 + inside) ** 3 * (1 - third) ** power  # Gamma(a) = Gamma(a + 1) U^(1/a)
     # This way around a shape that overflowed ends the loop: its comparisons are all false.
     return factor * value, ~((t <= -0.999) | (second >= jnp.exp(log_accept)))
+
+
+def _in_blocks(function: Callable[..., tuple[Array, ...]], *arrays: Shaped[Array, " n"]) -> tuple[Array, ...]:
+    """An elementwise function on blocks of one size, by one program: those for other sizes round otherwise."""
+    size = arrays[0].size
+    count = max(2, -(-size // _BLOCK))  # of a single block the compiler makes another program
+    blocks = (jnp.pad(array, (0, count * _BLOCK - size)).reshape(count, _BLOCK) for array in arrays)
+    found = lax.map(lambda rows: function(*rows), tuple(blocks))
+    return tuple(array.reshape(-1)[:size] for array in found)
 
 
 def _remainder(b: Array, theta: Array, terms: Array) -> tuple[Array, Array, Array]:
