@@ -109,7 +109,7 @@ def first(episodes: Episodes, count: int) -> Episodes:
 
 
 def choose(baseline: Baseline, parts: list[tuple[np.ndarray, Episodes]]) -> Chosen:
-    """The setting and temperature of least NLL on episodes of training classes, those of all data sets together."""
+    """The setting and temperature of least NLL on episodes of the classes to learn from, all data sets together."""
     parts, found = [(x, first(episodes, max(1, baseline.most_episodes // 4))) for x, episodes in parts], []
     for setting in baseline.settings:
         scores = [solve(baseline.answer, setting, *part) for part in parts]

@@ -28,7 +28,7 @@ ENCODER, NAMES, IMAGES = "efficientnet-lite0", ("flowers102", "groceries"), 30
 TRAIN, VALIDATION, TEST = range(3)
 FOLDS = 4
 QUERIES, SEED = 10, 0
-BOUNDS = (1e-3, 20.0)  # of temperatures: a process of a small output scale needs one of .03
+BOUNDS = (1e-3, 20.0)  # of temperatures: a process of output scale .3 needs one of .01
 BLOCK = 10  # episodes at once, the same for parts of all sizes, so that one program serves them all
 
 

@@ -169,7 +169,7 @@ def table_of_temperatures(setting: Setting, head: Head, count: int) -> np.ndarra
 
 
 def fitted(setting: Setting, head: Head, count: int) -> tuple[Run, TemperatureTable]:
-    """The run of a head, the metric of all training classes, and its temperatures."""
+    """The run of a head, on the metric of all classes to learn from, and its temperatures."""
     return run_of(head, setting.metric), TemperatureTable(WAYS, SHOTS, table_of_temperatures(setting, head, count))
 
 
