@@ -16,7 +16,18 @@ from timing import Run, by_turns
 
 from fewshot.inference.inner import cvi
 from fewshot.inference.outer.svi import make_trainer
-from fewshot.learners import MAML, FirstOrderMAML, GaussianProcess, Learner, Matching, Prototypical, Relation
+from fewshot.learners import (
+    ABML,
+    MAML,
+    BayesianMAML,
+    Chaser,
+    FirstOrderMAML,
+    GaussianProcess,
+    Learner,
+    Matching,
+    Prototypical,
+    Relation,
+)
 from fewshot.models import KERNELS, Conv4
 from fewshot.models.backbones import Conv4Maps
 from fewshot.models.deep_kernel import DeepKernel
@@ -58,6 +69,9 @@ OTHERS = {
     "relation": lambda: Relation(Conv4Maps(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1)),
     "maml": lambda: MAML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY),
     "first-order-maml": lambda: FirstOrderMAML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY),
+    "bayesian-maml": lambda: BayesianMAML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1)),
+    "chaser": lambda: Chaser(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1)),
+    "abml": lambda: ABML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY),
 }
 
 

@@ -160,7 +160,7 @@ def score_reals(learner: Learner, episodes: RealEpisodes, block: int | None = No
 def _answers(learner: Learner, tasks: RealTask, keys: Array) -> tuple[Judged, Array]:
     """What the learner's answers to tasks [B] say, and their codes [B]."""
     if learner.traits.traceable:
-        return jax.vmap(lambda task, key: _answer(learner, task, key))(tasks, keys)
+        return learner.for_tasks(lambda task, key: _answer(learner, task, key))(tasks, keys)
     found = _answer(learner, jax.tree.map(lambda leaf: leaf[0], tasks), keys[0])
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], found)
 

@@ -209,7 +209,7 @@ def _block(
 ) -> PyTree:
     """The answers [B, ...] of a block of episodes."""
     if learner.traits.traceable:
-        return jax.vmap(lambda key, episode: question(learner, classes, key, episode, *given))(keys, episodes)
+        return learner.for_tasks(lambda key, episode: question(learner, classes, key, episode, *given))(keys, episodes)
     alone = question(learner, classes, keys[0], jax.tree.map(lambda leaf: leaf[0], episodes), *given)
     return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], alone)
 

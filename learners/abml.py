@@ -95,7 +95,7 @@ class ABML(AdaptedLearner):
             weights = named(belief.mean + jnp.exp(belief.log_sd) * noise)
             return nnx.merge(graph, weights, others[0], copy=True)(images)
 
-        return jnp.stack([drawn(one) for one in jax.random.split(key, draws)])
+        return self.for_networks(drawn)(jax.random.split(key, draws))
 
     def predict(self, key: Key[Array, ""], state: WeightBelief, query: Images) -> Prediction:
         """Mean probabilities [Q, C] of images [Q, H, W, Ch], whose batch statistics are their own."""

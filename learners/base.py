@@ -120,6 +120,10 @@ class Learner(nnx.Module):
         """What the outer loop maximises, of tasks with a leading axis T; `for_each` maps a function over the tasks."""
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
+    def for_tasks(self, function: Callable[..., PyTree]) -> Callable[..., PyTree]:
+        """The function of one task as one of several, whose arguments and results have a leading axis."""
+        return jax.vmap(function)
+
     def hyperparameters(self) -> Hyper:
         """Learned scalars that have a prior, unconstrained, by name."""
         return {}

@@ -73,7 +73,7 @@ class BayesianMAML(AdaptedLearner):
 
         rows = start.rows
         for _ in range(self.inner_steps):
-            gradients = jnp.stack([jax.grad(log_likelihood)(row) for row in rows])
+            gradients = self.for_networks(jax.grad(log_likelihood))(rows)
             rows = rows + self.inner_rate / jnp.sum(real) * stein_direction(rows, gradients)
         return start._replace(rows=rows)
 
@@ -85,7 +85,7 @@ class BayesianMAML(AdaptedLearner):
 
     def log_mean(self, state: Particles, images: Images) -> Float[Array, "Q C"]:
         """log of the particles' mean probabilities [Q, C] of images [Q, H, W, Ch]."""
-        each = jnp.stack([jax.nn.log_softmax(self._logits(row, state.present, images)) for row in state.rows])
+        each = self.for_networks(lambda row: jax.nn.log_softmax(self._logits(row, state.present, images)))(state.rows)
         return jax.nn.logsumexp(each, axis=0) - math.log(len(each))
 
     def predict(self, key: Key[Array, ""], state: Particles, query: Images) -> Prediction:

@@ -9,8 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from fewshot.inference.inner.base import Mask, finite_code
-from fewshot.inference.outer.loss import ForEach, Outcome
-from fewshot.learners.adapted import ADAPTED, AdaptedLearner, LinearHead, one_by_one
+from fewshot.learners.adapted import ADAPTED, AdaptedLearner, LinearHead
 from fewshot.learners.base import Images, Labels, Prediction, Traits, categorical, predicted
 from fewshot.learners.network import LabelledTasks, real_classes, real_points
 from fewshot.models.backbones import Backbone
@@ -113,11 +112,3 @@ class FirstOrderMAML(MAML):
     """MAML whose outer gradient takes those of the inner steps for constants: d theta_task / d theta = 1."""
 
     first_order: ClassVar[bool] = True
-
-    def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
-        """The objective of every task, the mean over the tasks.
-
-        On a processor they are written out one by one: convolutions with weights of every task's own took three times
-        as long together. That is compiled twice as long, which some 20 steps make up for.
-        """
-        return super().loss(keys, tasks, one_by_one if jax.default_backend() == "cpu" else for_each)

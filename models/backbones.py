@@ -25,6 +25,7 @@ Features = Float[Array, "T N D"]
 class Backbone(nnx.Module):
     """A network from images [T, N, H, W, Ch] to features [T, N, D]; `image_shape` is (H, W, Ch), `features` is D."""
 
+    convolutional: ClassVar[bool] = False
     image_shape: tuple[int, int, int]
     features: int
 
@@ -135,6 +136,8 @@ class _Blocks(Backbone):
     nothing.
     """
 
+    convolutional: ClassVar[bool] = True
+
     def __init__(
         self, image_shape: tuple[int, int, int], make_block: Callable[[int, int], nnx.Module], channels: Sequence[int]
     ):
@@ -187,6 +190,8 @@ class Conv4Maps(Backbone):
     Two blocks without padding pool, two with padding do not. precision: as in Conv4. Raises ValueError for images
     smaller than 10x10.
     """
+
+    convolutional: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -37,14 +37,6 @@ def _rounded(x: Array, precision: str) -> Array:
     return x.astype(jnp.bfloat16) if precision == "bfloat16" else x
 
 
-def _convolve(x: Array, kernel: Array, padding: str | tuple[tuple[int, int], ...], precision: str) -> Array:
-    left, right = _rounded(x, precision), _rounded(kernel, precision)
-    z = jax.lax.conv_general_dilated(
-        left, right, (1, 1), padding, dimension_numbers=_CHANNELS_LAST, precision=PRECISIONS[precision]
-    )
-    return z.astype(x.dtype)
-
-
 def conv1x1(
     x: Float[Array, "*rest I"], kernel: Float[Array, "I D"], precision: str = "auto"
 ) -> Float[Array, "*rest D"]:
@@ -53,32 +45,49 @@ def conv1x1(
     return jnp.matmul(left, right, precision=PRECISIONS[precision]).astype(x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def conv3x3(
     x: Float[Array, "B H W I"], kernel: Float[Array, "3 3 I D"], precision: str = "auto"
 ) -> Float[Array, "B H W D"]:
     """3x3 convolution with same padding, x [B, H, W, I] to [B, H, W, D], and its gradients at the same precision.
 
-    Both gradients are written as convolutions with the standard axis order. XLA's CPU compiler reorders the axes of
-    other convolutions at the top level only; inside a loop it falls back to scalar code.
+    Gradients of every order are written as convolutions with the standard axis order. XLA's CPU compiler reorders the
+    axes of other convolutions at the top level only; inside a loop it falls back to scalar code.
     """
-    return _convolve(x, kernel, "SAME", precision)
+    return _convolve(x, kernel, (1, 1), precision)
 
 
-def _conv_forward(x: Array, kernel: Array, precision: str) -> tuple[Array, tuple[Array, Array]]:
-    return conv3x3(x, kernel, precision), (x, kernel)
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _convolve(
+    x: Float[Array, "B H W I"], kernel: Float[Array, "M N I D"], padding: tuple[int, int], precision: str
+) -> Float[Array, "B h w D"]:
+    """Zeros are put on both sides of x: h = H + 2 padding[0] - M + 1, and w likewise."""
+    left, right = _rounded(x, precision), _rounded(kernel, precision)
+    both = [(size, size) for size in padding]
+    z = jax.lax.conv_general_dilated(
+        left, right, (1, 1), both, dimension_numbers=_CHANNELS_LAST, precision=PRECISIONS[precision]
+    )
+    return z.astype(x.dtype)
 
 
-def _conv_backward(precision: str, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+def _conv_forward(
+    x: Array, kernel: Array, padding: tuple[int, int], precision: str
+) -> tuple[Array, tuple[Array, Array]]:
+    return _convolve(x, kernel, padding, precision), (x, kernel)
+
+
+def _conv_backward(
+    padding: tuple[int, int], precision: str, saved: tuple[Array, Array], cotangent: Array
+) -> tuple[Array, Array]:
     x, kernel = saved
-    to_x = _convolve(cotangent, kernel[::-1, ::-1].swapaxes(2, 3), "SAME", precision)
+    rest = (kernel.shape[0] - 1 - padding[0], kernel.shape[1] - 1 - padding[1])
+    to_x = _convolve(cotangent, kernel[::-1, ::-1].swapaxes(2, 3), rest, precision)
     # Input channels take the batch's place and images are summed over, with the cotangent as an H x W kernel.
     image, window = x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3)
-    to_kernel = _convolve(image, window, ((1, 1), (1, 1)), precision)
+    to_kernel = _convolve(image, window, padding, precision)
     return to_x, to_kernel.transpose(1, 2, 0, 3)
 
 
-conv3x3.defvjp(_conv_forward, _conv_backward)
+_convolve.defvjp(_conv_forward, _conv_backward)
 
 
 def max_pool(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h w D"]:
@@ -160,7 +169,7 @@ def _block_forward(z: Array, scale: Array, shift: Array) -> tuple[tuple[Array, A
     mean = _task_mean(z)
     variance = _task_mean((z - mean) ** 2)  # two passes: E[z^2] - E[z]^2 would cancel
     inverse = jax.lax.rsqrt(variance + EPSILON)
-    pooled = max_pool(z)
+    pooled = _shared_pool(z)
     y = jax.nn.relu((pooled - mean) * (inverse * scale) + shift)
     tasks, width = z.shape[0], z.shape[-1]
     return (y, mean.reshape(tasks, width), variance.reshape(tasks, width)), (z, pooled, mean, inverse, scale, shift)
@@ -191,4 +200,20 @@ def _unpool(
     return jnp.pad(shared, ((0, 0), (0, 0), (0, z.shape[2] - rows), (0, z.shape[3] - columns), (0, 0)))
 
 
+@jax.custom_vjp
+def _shared_pool(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h w D"]:
+    """`max_pool`, with ties shared in the gradient of a gradient too, and no scatter there."""
+    return max_pool(z)
+
+
+def _shared_forward(z: Array) -> tuple[Array, tuple[Array, Array]]:
+    pooled = _shared_pool(z)
+    return pooled, (z, pooled)
+
+
+def _shared_backward(saved: tuple[Array, Array], cotangent: Array) -> tuple[Array]:
+    return (_unpool(*saved, cotangent),)
+
+
+_shared_pool.defvjp(_shared_forward, _shared_backward)
 norm_relu_pool.defvjp(_block_forward, _block_backward)

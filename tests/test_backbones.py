@@ -104,6 +104,25 @@ def test_convolution_gradients_equal_autodiff(channels):
             np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("height", [1, 2, 6])
+def test_second_derivatives_of_a_convolution_equal_those_of_autodiff(height):
+    def of(convolution):
+        """Both gradients of a step of descent, as MAML takes it."""
+
+        def adapted(x, kernel):
+            loss = lambda x, kernel: (jnp.tanh(convolution(x, kernel)) ** 2).sum()  # noqa: E731
+            to_x, to_kernel = jax.grad(loss, argnums=(0, 1))(x, kernel)
+            return loss(x - 0.1 * to_x, kernel - 0.1 * to_kernel)
+
+        return jax.jit(jax.grad(adapted, argnums=(0, 1)))
+
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(7), (3, height, 5, 2))
+        kernel = jax.random.normal(jax.random.key(8), (3, 3, 2, 4))
+        for got, expected in zip(of(conv3x3)(x, kernel), of(plain_conv)(x, kernel), strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_products_of_a_convolution_and_its_gradients_have_the_precision_asked_for(precision):
     """In what is handed to the compiler: a CPU rounds nothing to TF32. All that is stored stays float32."""
@@ -197,11 +216,15 @@ def test_no_loop_convolution_has_unusual_axes():
         gradient = jax.grad(lambda kernel, x: (conv3x3(x, kernel) ** 2).sum(), argnums=(0, 1))(kernel, x)
         return kernel - gradient[0], gradient[1]
 
+    def squares(kernel, xs):
+        return sum((leaf**2).sum() for leaf in jax.lax.scan(step, kernel, xs))
+
     kernel, xs = jnp.ones((3, 3, 2, 4)), jnp.ones((2, 3, 6, 6, 2))
-    text = jax.jit(lambda kernel, xs: jax.lax.scan(step, kernel, xs)).lower(kernel, xs).as_text()
-    convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
-    assert len(convolutions) == 3
-    assert all("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line for line in convolutions)
+    for function, least in ((squares, 3), (jax.grad(squares), 7)):
+        text = jax.jit(function).lower(kernel, xs).as_text()
+        convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
+        assert len(convolutions) >= least
+        assert all("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line for line in convolutions)
 
 
 def test_constant_images_give_finite_features_and_gradients():

@@ -9,8 +9,7 @@ from flax import nnx
 from problems import double
 from test_backbones import plain_block
 
-from fewshot.learners import MAML, FirstOrderMAML
-from fewshot.learners.adapted import one_by_one
+from fewshot.learners import MAML, BayesianMAML, FirstOrderMAML
 from fewshot.models.backbones import Backbone, Conv4
 from fewshot.tasks import Task
 from fewshot.tasks.curves import RealTask
@@ -103,15 +102,22 @@ def test_the_first_order_gradient_is_that_of_the_adapted_parameters():
         np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-12)
 
 
-def test_tasks_one_by_one_are_what_vmap_makes_of_them():
-    keys = jax.random.split(KEY, 3)
-
-    def function(key, task):
-        return jax.random.normal(key, (2,)) + task["x"].sum(), task["y"]
-
-    tasks = {"x": jnp.arange(12.0).reshape(3, 4), "y": jnp.arange(3)}
-    for one, other in zip(one_by_one(function)(keys, tasks), jax.vmap(function)(keys, tasks), strict=True):
-        np.testing.assert_array_equal(one, other)
+@pytest.mark.long
+@pytest.mark.parametrize("cls", [MAML, BayesianMAML])
+@double
+def test_networks_one_after_another_are_what_vmap_makes_of_them(cls):
+    """A processor takes those that convolve in a loop, not in groups; the gradients of both forms are the same."""
+    learner = cls(Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=2), way=WAY, rngs=nnx.Rngs(1), inner_steps=1)
+    tasks = batch((16, 16, 1))
+    found = []
+    for loop in (True, False):
+        learner.convolutional = loop
+        objective, parameters = objective_of(learner, tasks)
+        program = jax.jit(jax.value_and_grad(objective))
+        assert (f"feature_group_count = {T} " in program.lower(parameters).as_text()) != loop
+        found.append(program(parameters))
+    for one, other in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
 
 
 def plain_maml(parameters, task, rate):
