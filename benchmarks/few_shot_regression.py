@@ -24,7 +24,10 @@ VALIDATE = "trainer.validate_every=1000"
 TOGETHER = f"{VALIDATE} trainer.steps_per_dispatch=50"
 PROCESS = "--query 10 --tasks-per-step 4"
 NEURAL = f"--tasks-per-step 16 --episodes 160000 --set {TOGETHER}"
-CLASSIC = "backbone.width=40 backbone.rectified=true learner.inner_steps=1 trainer.learning_rate=0.001"  # Finn et al.
+CLASSIC = (  # Finn et al.
+    "backbone.width=40 backbone.rectified=true "
+    "learner.inner_steps=1 learner.inner_rate=0.01 trainer.learning_rate=0.001"
+)
 HEADER = ["data", "points", "learner", "tasks", "NLL", "95% interval", "gap", "RMSE", "CRPS", "in 90%", "minutes"]
 
 

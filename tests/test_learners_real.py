@@ -76,3 +76,16 @@ def test_the_loss_and_its_gradient_are_finite(name):
     leaves = jax.tree.leaves(gradient)
     assert np.isfinite(value) and all(np.isfinite(leaf).all() for leaf in leaves)
     assert max(float(jnp.abs(leaf).max()) for leaf in leaves) > 1e-4
+
+
+def test_the_first_steps_of_maml_fit_numbers_at_the_default_rate():
+    """At that of images, 0.01, they overflow; a rate that was asked for is taken."""
+    config = resolve(configured(dataset="sinusoids", learner="maml"))
+    learner = build_run(config, (1, 1, 1)).learner
+    for seed in range(8):
+        x, y, _, _ = make_task(seed)
+        mean, _ = answer(learner, x, y, x)
+        assert np.mean((mean - y) ** 2) < np.mean(y**2)
+    given = configured(dataset="sinusoids", learner="maml", settings={"learner.inner_rate": 0.02})
+    assert resolve(given).settings["learner.inner_rate"] == 0.02
+    assert "learner.inner_rate" not in resolve(configured(dataset="omniglot", learner="maml")).settings

@@ -26,7 +26,7 @@ from fewshot.training.overrides import (
 AUTO = "auto"
 TRAINING, HELD_OUT = "training", "held-out"  # classes
 GAUSSIAN_PROCESS = "gaussian-process"
-MATCHING = "matching"
+MATCHING, MAMLS = "matching", ("maml", "first-order-maml")
 REGISTRIES: dict[str, Mapping[str, Callable]] = {
     "learner": learners.LEARNERS,
     "likelihood": models.ALL_LIKELIHOODS,
@@ -313,6 +313,8 @@ def resolve(config: RunConfig) -> RunConfig:
         settings = {"kernel.prior_scale": defaults.choose(defaults.PRIOR_SCALE, config.likelihood), **settings}
     if config.learner == MATCHING:
         settings = {"learner.context": True, **settings}
+    if config.learner in MAMLS and has_real_labels(config.dataset):
+        settings = {"learner.inner_rate": defaults.REAL_INNER_RATE, **settings}
     return replace(config, settings=settings, run_dir=config.run_dir or default_run_dir(config))
 
 

@@ -19,7 +19,8 @@ from fewshot.evaluation.scoring import number_failed
 from fewshot.evaluation.text import format_bytes, format_seconds
 from fewshot.inference.outer.loss import StepLog
 from fewshot.inference.outer.svi import Trainer
-from fewshot.learners import Learner
+from fewshot.learners import GaussianProcess, Learner
+from fewshot.learners.adapted import AdaptedLearner
 from fewshot.training import checkpoint, processes
 from fewshot.training.configuration import RunConfig
 from fewshot.training.events import Rows, no_events
@@ -242,8 +243,15 @@ class Training:
                 last = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
                 raise DivergedError(
                     f"the loss of step {number} is {row.loss} ({failed} tasks failed in it); {last}; "
-                    "try a smaller trainer.learning_rate or more --inner-steps"
+                    f"try a smaller trainer.learning_rate{self._other_advice}"
                 )
+
+    @property
+    def _other_advice(self) -> str:
+        """What else may keep the loss finite, after a smaller learning rate."""
+        if isinstance(self.start.learner, GaussianProcess):
+            return " or more --inner-steps"
+        return " or learner.inner_rate" if isinstance(self.start.learner, AdaptedLearner) else ""
 
     def _row(self, validated: bool) -> None:
         """Write one row of metrics: the steps since the last row, and, where `validated`, the model's scores."""
