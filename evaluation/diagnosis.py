@@ -74,7 +74,7 @@ def labelled_task(learner: GaussianProcess, dataset: Dataset, episodes: Episodes
     indices = jax.tree.map(lambda values: values[0], episodes.indices)
     images = tasks.flat_images(dataset)
     support, new = (embed_images(learner, images[positions]) for positions in (indices.x_support, indices.x_query))
-    process, way = learner.deep_kernel.process(), episodes.shape.way
+    process, way = learner.deep_kernel.process(episodes.shape.shot), episodes.shape.way
     prior, query = process.prior(support, way), process.query(support, new, way)
     return LabelledTask(prior, indices.y_support, query, np.asarray(indices.y_query))
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from fewshot.inference.outer.loss import ForEach, Outcome, Reduction
 from fewshot.inference.outer.objectives import EmbeddedTask, Inner, Objective, TaskOutcome, check_combination, elbo
 from fewshot.inference.predictive import predictive_distribution
 from fewshot.learners.base import Images, Labels, Learner, Prediction, Traits, predicted
+from fewshot.learners.network import LabelledTasks
 from fewshot.models.deep_kernel import DeepKernel, check_images
 from fewshot.models.expectations import MonteCarlo
 from fewshot.models.gaussian import GaussianPrior, Posterior, Query
@@ -39,27 +40,21 @@ GivenQueries = Shaped[Array | np.ndarray, "Q H W Ch"]
 SEEN_THROUGH_POINTS = ("cvi", "exact")  # inferences of which `ManyLabels` is the form for inducing points
 
 
-@runtime_checkable
-class LabelledTasks(Protocol):
-    """What the loss needs of sampled tasks: images [T, N, H, W, Ch] and labels [T, N], support and query."""
-
-    x_support: Array
-    y_support: Array
-    x_query: Array
-    y_query: Array
-
-
-@partial(jax.tree_util.register_dataclass, data_fields=["x", "posterior", "present"], meta_fields=["classes"])
+@partial(
+    jax.tree_util.register_dataclass, data_fields=["x", "posterior", "present", "examples"], meta_fields=["classes"]
+)
 @dataclass(frozen=True)
 class Conditioned:
     """The process given a task: the features [N, D] that its posterior stands on, and which classes are real.
 
     These are the labelled ones, or inducing points of a task with many labels. present None: all classes are real.
+    examples: labelled ones of a class, on average.
     """
 
     x: Float[Array, "N D"]
     posterior: Posterior
     present: Bool[Array, " C"] | None
+    examples: float | Float[Array, ""]
     classes: int
 
 
@@ -145,13 +140,15 @@ class GaussianProcess(Learner):
         mask: Mask | None = None,
     ) -> tuple[Conditioned, Int[Array, ""]]:
         """The posterior given labelled features, by an inference that is run to a tolerance."""
-        present, process = None if mask is None else mask.classes, self.deep_kernel.process()
+        present = None if mask is None else mask.classes
+        examples = len(support) / classes if mask is None else jnp.sum(mask.points) / jnp.sum(mask.classes)
+        process = self.deep_kernel.process(examples)
         if self.many_labels is not None and len(support) > self.many_labels.inducing:
             found = self.many_labels.fit(key, process, self.likelihood, support, y, classes, mask)
-            return Conditioned(found.inputs, found.posterior, present, classes), found.code
+            return Conditioned(found.inputs, found.posterior, present, examples, classes), found.code
         algorithm, prior = self.inference, process.prior(support, classes)
         state, code = settle(key, algorithm, prior, y, mask)
-        return Conditioned(support, algorithm.posterior(state, prior), present, classes), code
+        return Conditioned(support, algorithm.posterior(state, prior), present, examples, classes), code
 
     def predict(self, key: Key[Array, ""], state: Conditioned, query: Float[Array, "Q D"]) -> Prediction:
         """Labels by (G7), then the likelihood; draws are shared, so no query depends on another."""
@@ -162,12 +159,13 @@ class GaussianProcess(Learner):
 
     def latent_query(self, state: Conditioned, query: Float[Array, "Q D"]) -> Query:
         """(G7) from the labelled features of a state to others [Q, D]."""
-        return self.deep_kernel.process().query(state.x, query, state.classes)
+        return self.deep_kernel.process(state.examples).query(state.x, query, state.classes)
 
     def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
         """The objective, in nats, of tasks that share one pass of the network; batch statistics are those of a task."""
         features = self.deep_kernel(jnp.concatenate([tasks.x_support, tasks.x_query], axis=1), train=True)
-        process, likelihood = self.deep_kernel.process(), self.start.with_parameters(self._learned())
+        process = self.deep_kernel.process(tasks.x_support.shape[1] / self.deep_kernel.number_of(None))
+        likelihood = self.start.with_parameters(self._learned())
         found = for_each(lambda *task: self._task(process, likelihood, *task))(keys, features, tasks)
         diagnostics = {
             "residual": jnp.max(found.info.residual),

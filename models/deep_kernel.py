@@ -69,9 +69,9 @@ class DeepKernel(nnx.Module):
         """Name -> unconstrained scalar: what the kernel takes, and the prior mean where it is learned."""
         return {name: self.hyper[name][...] for name in starting_values(self.kernel, self.mean)}
 
-    def process(self) -> LatentProcess:
-        """The latent process on features, at the current hyper-parameters."""
-        return LatentProcess(self.kernel, self.hyperparameters())
+    def process(self, examples: float | Float[Array, ""] = 1.0) -> LatentProcess:
+        """The latent process of a task with so many labelled examples a class, at the current hyper-parameters."""
+        return LatentProcess(self.kernel, self.kernel.of_task(self.hyperparameters(), examples))
 
     def priors(self) -> dict[str, dist.Distribution]:
         """One weakly informative prior for each of `hyperparameters`."""
@@ -102,8 +102,9 @@ class DeepKernel(nnx.Module):
     def prior(
         self, x: UInt8[Array, "N H W Ch"] | Float[Array, "N H W Ch"], classes: int | None = None
     ) -> GaussianPrior:
-        """Prior of the latents at images x [N, H, W, Ch], in evaluation mode."""
-        return self.process().prior(self.features(x), self.number_of(classes))
+        """Prior of the latents at labelled images x [N, H, W, Ch], in evaluation mode."""
+        count = self.number_of(classes)
+        return self.process(len(x) / count).prior(self.features(x), count)
 
     def query(
         self,
@@ -112,8 +113,8 @@ class DeepKernel(nnx.Module):
         classes: int | None = None,
     ) -> Query:
         """Query of (G7) from x_support [N, H, W, Ch] to x_query [Q, H, W, Ch], in evaluation mode."""
-        support, query = self.features(x_support), self.features(x_query)
-        return self.process().query(support, query, self.number_of(classes))
+        support, query, count = self.features(x_support), self.features(x_query), self.number_of(classes)
+        return self.process(len(x_support) / count).query(support, query, count)
 
     def number_of(self, classes: int | None) -> int:
         """The number of latents asked for, or the one given at construction. Raises ValueError without either."""

@@ -100,6 +100,11 @@ class Kernel:
         """S [N, R] with K = S S^T (G8), or None where the kernel has no short feature map."""
         return None
 
+    def of_task(self, hyper: Hyper, examples: float | Float[Array, ""]) -> Hyper:
+        """The hyper-parameters for a task with so many labelled examples a class, of those for tasks with one."""
+        del examples
+        return hyper
+
 
 class FeatureKernel(Kernel):
     """K = S S^T with an explicit feature map S."""
@@ -122,20 +127,34 @@ class FeatureKernel(Kernel):
 class Cosine(FeatureKernel):
     """k = x.z / (|x| |z|) + constant; the first part is 0 where either is the zero vector.
 
-    constant: the prior variance, in units of s2, of what a latent function has in common at all inputs.
+    constant: the prior variance, in units of s2, of what a latent function has in common at all inputs. scale_power,
+    constant_power: tasks with n labelled examples a class have s2 n^scale_power and constant n^constant_power, so that
+    a prior which was chosen for few examples need not be that for many.
     """
 
     constant: float = 0.0
+    scale_power: float = 0.0
+    constant_power: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.constant < math.inf:
             raise ValueError(f"constant must be a number from 0 on, got {self.constant}")
+        for name in ("scale_power", "constant_power"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"{name} must be finite, got {getattr(self, name)}")
+
+    def of_task(self, hyper: Hyper, examples: float | Float[Array, ""]) -> Hyper:
+        if not self.scale_power and not self.constant_power:
+            return hyper
+        log = jnp.log(examples)
+        found = {**hyper, "log_scale": hyper["log_scale"] + self.scale_power * log}
+        return found | {"constant": self.constant * jnp.exp(self.constant_power * log)}
 
     def feature_map(self, hyper: Hyper, x: Float[Array, "N D"]) -> Float[Array, "N R"]:
         features = unit_norm(x)
         if self.constant:
-            column = jnp.full((x.shape[0], 1), math.sqrt(self.constant), x.dtype)
+            column = jnp.full((x.shape[0], 1), jnp.sqrt(hyper.get("constant", self.constant)), x.dtype)
             features = jnp.concatenate([features, column], axis=-1)
         return jnp.exp(0.5 * hyper["log_scale"]) * features
 

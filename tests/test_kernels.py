@@ -187,6 +187,19 @@ def test_a_constant_adds_to_all_entries_of_the_cosine(constant):
     np.testing.assert_allclose(kernel.diagonal(hyper, x), np.diag(kernel.gram(hyper, x, x)), rtol=1e-12)
 
 
+def test_powers_of_the_examples_change_scale_and_constant_of_the_cosine():
+    kernel = kernels.Cosine(constant=0.3, scale_power=0.5, constant_power=-1.5)
+    hyper, x, z = hyper_of(kernel), *map(jnp.asarray, (features(0, 7), features(1, 5)))
+    for examples in (1, 4):
+        other = kernels.Cosine(constant=0.3 * examples**-1.5)
+        wanted = other.gram({"log_scale": hyper["log_scale"] + 0.5 * np.log(examples)}, x, z)
+        np.testing.assert_allclose(kernel.gram(kernel.of_task(hyper, examples), x, z), wanted, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(kernel.gram(hyper, x, z), kernel.gram(kernel.of_task(hyper, 1), x, z), rtol=1e-12)
+    assert kernels.Cosine(constant=0.3).of_task(hyper, 4) is hyper
+    with pytest.raises(ValueError, match="scale_power must be finite, got nan"):
+        kernels.Cosine(scale_power=np.nan)
+
+
 @pytest.mark.parametrize("constant", [-0.1, np.nan, np.inf])
 def test_a_constant_that_is_no_variance_is_refused(constant):
     with pytest.raises(ValueError, match="constant must be a number from 0 on"):

@@ -1,5 +1,6 @@
 """What holds for every registered learner of classes, on tiny tasks; and that every learner is registered."""
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
@@ -197,3 +198,29 @@ def test_one_that_is_not_registered_would_be_seen(name):
     left = {other: made for other, made in LEARNERS.items() if other != name}
     bases = any(issubclass(made, LEARNERS[name]) for made in left.values())
     assert unregistered(left) == (set() if bases else {LEARNERS[name].__name__})
+
+
+def test_a_process_has_the_prior_of_as_many_labelled_examples_as_its_task_has():
+    """SHOT of them a class, padded or not: s2 SHOT^power, as a process that has these values for every task."""
+
+    def process(constant, scale, **powers):
+        settings = {"backbone.width": 8, "kernel.constant": constant, "kernel.prior_scale": scale}
+        config = RunConfig(kernel="cosine", inference="laplace", backbone="mlp", way=WAY, query=QUERIES)
+        settings |= {"likelihood.plug_in": True, **{f"kernel.{name}": value for name, value in powers.items()}}
+        return build_run(resolve(dataclasses.replace(config, settings=settings)), SHAPE, TRAINING_CLASSES).learner
+
+    powers = {"scale_power": 0.8, "constant_power": -1.5}
+    learner, fixed = process(0.5, 3.0, **powers), process(0.5 * SHOT**-1.5, 3.0 * SHOT**0.8)
+    task = make_task(1)
+    wanted = answer(fixed, *task[:3]).probabilities
+    np.testing.assert_allclose(answer(learner, *task[:3]).probabilities, wanted, atol=1e-5)
+    x, y = np.concatenate([task.x_support] * 2), np.concatenate([task.y_support] * 2)
+    mask = Mask(jnp.arange(len(y)) < len(task.y_support), jnp.arange(WAY + 2) < WAY)
+    padded = answer(learner, x, y, task.x_query, WAY + 2, mask).probabilities
+    np.testing.assert_allclose(padded[:, :WAY], wanted, atol=1e-5)
+    assert abs(answer(process(0.5, 3.0), *task[:3]).probabilities - wanted).max() > 0.01
+    for got, expected in (
+        (learner.prior(task.x_support, WAY), fixed.prior(task.x_support, WAY)),
+        (learner.query(task.x_support, task.x_query, WAY), fixed.query(task.x_support, task.x_query, WAY)),
+    ):
+        jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, expected)

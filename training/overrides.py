@@ -27,6 +27,8 @@ LIMITS: dict[str, tuple[float, float]] = {
     "expectation": (-math.inf, 1_000_000),
     "prior_scale": (1e-5, 1e5),
     "constant": (0.0, 1e5),
+    "scale_power": (-4.0, 4.0),
+    "constant_power": (-4.0, 4.0),
     "temperature": (1e-4, 1e4),
     "noise": (1e-8, 1e8),
     "dof": (0.5, 1e6),
