@@ -63,14 +63,16 @@ def encoded(some: list[Image]) -> np.ndarray:
 class Head(NamedTuple):
     """What is chosen: the metric's shrinkage and rank, the process, the inference.
 
-    constant: of the cosine kernel, the prior variance of an intercept in units of the scale. plug_in: probabilities at
-    the posterior mean.
+    constant: of the cosine kernel, the prior variance of an intercept in units of the scale; the powers are those of
+    the examples a class by which scale and constant change. plug_in: probabilities at the posterior mean.
     """
 
     shrinkage: float = 0.2
     rank: int = 32
     scale: float = 5.0
     constant: float = 0.0
+    scale_power: float = 0.0
+    constant_power: float = 0.0
     plug_in: bool = False
     kernel: str = "cosine"
     likelihood: str = "softmax"
@@ -188,8 +190,8 @@ def pooled(found: Sequence[Scores]) -> tuple[np.ndarray, np.ndarray]:
 def run_of(head: Head, metric: Metric, name: str = "photographs") -> Run:
     """The run of a head, as `load_run` would have it: a Gaussian process on the metric, nothing of it trained."""
     settings: dict[str, object] = {"backbone.rank": head.rank}
-    if head.constant:
-        settings["kernel.constant"] = head.constant
+    given = {name: getattr(head, name) for name in ("constant", "scale_power", "constant_power")}
+    settings |= {f"kernel.{name}": value for name, value in given.items() if value}
     if head.plug_in:
         settings["likelihood.plug_in"] = True
     config = resolve(

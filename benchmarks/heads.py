@@ -71,7 +71,7 @@ CHOICE = ((5, 1), (5, 5))
 
 MEAN = Head(shrinkage=0.4, rank=128, scale=10.0, constant=0.3, plug_in=True)
 MODE = MEAN._replace(scale=3.0, constant=1.0, inference="laplace")
-SHIPPED = MODE
+SHIPPED = MODE._replace(scale=1.0, constant=10.0, scale_power=1.0, constant_power=-2.5)
 CANDIDATES = {
     "metric": {
         "unit features, cosine, scale 30": Head(shrinkage=0.0, scale=30.0),
@@ -104,6 +104,25 @@ CANDIDATES = {
         )
         for scale in (0.3, 1.0, 3.0, 10.0)
         for constant in (0.3, 1.0, 3.0, 10.0, 100.0)
+    },
+    "powers of the examples": {
+        f"scale {scale:g} n^{scale_power:g}, constant {constant:g} n^{constant_power:g}": MODE._replace(
+            scale=scale, constant=constant, scale_power=scale_power, constant_power=constant_power
+        )
+        for scale, scale_power, constant, constant_power in (
+            (3.0, 0.0, 1.0, 0.0),
+            (1.0, 0.8, 10.0, -2.0),
+            (1.0, 0.6, 10.0, -1.5),
+            (1.0, 0.8, 10.0, -1.5),
+            (1.0, 1.0, 10.0, -1.5),
+            (1.0, 1.0, 10.0, -2.0),
+            (1.0, 0.8, 30.0, -2.0),
+            (1.0, 0.8, 30.0, -2.5),
+            (0.5, 1.0, 10.0, -1.5),
+            (0.5, 1.2, 10.0, -2.0),
+            (1.0, 1.0, 10.0, -2.5),
+            (1.0, 1.2, 10.0, -2.5),
+        )
     },
     "metric at the mode": {
         f"shrinkage {shrinkage:g}, rank {rank}": MODE._replace(shrinkage=shrinkage, rank=rank)
