@@ -1,6 +1,6 @@
 """Labels until 90% accuracy: those that `FewShotClassifier.suggest` asks for against labels of random examples.
 
-    python benchmarks/labelling.py --features FILE.npz [--tasks 30]
+    python benchmarks/labelling.py --features FILE.npz [--tasks 30] [--weights photographs]
 
 FILE has `features` [N, D] and `labels` [N]. A task has 5 classes with 10 examples in the pool and 10 to test on each,
 and begins with one label of every class; both ways begin with the same ones, and get one label at a time.
@@ -10,7 +10,9 @@ import argparse
 
 import numpy as np
 
-from fewshot import FewShotClassifier, GaussianProcessHead
+from fewshot import FewShotClassifier
+from fewshot.heads import GaussianProcessHead, Head, PretrainedHead
+from fewshot.pretrained import PRETRAINED
 from fewshot.runners.cli import compilation_cache
 
 CLASSES, POOL, TESTS, WANTED, MOST = 5, 10, 10, 0.9, 30
@@ -28,11 +30,11 @@ class Examples:
         self.tests, self.truth = features[tests], labels[tests]
 
 
-def labels_needed(task: Examples, rng: np.random.Generator, suggests: bool) -> int:
+def labels_needed(head: Head, task: Examples, rng: np.random.Generator, suggests: bool) -> int:
     """How many labels, of MOST at most, until WANTED of the test examples are right."""
     known, rest = list(range(CLASSES)), list(range(CLASSES, len(task.pool)))
     # Accuracy and suggestions do not depend on the temperature.
-    classifier = FewShotClassifier(GaussianProcessHead(inference="laplace"), temperature=1.0, draws=256)
+    classifier = FewShotClassifier(head, temperature=1.0, draws=256)
     classifier.fit(task.pool[known], task.labels[known])
     while classifier.score(task.tests, task.truth) < WANTED and len(known) < MOST:
         place = classifier.suggest(task.pool[rest], 1).positions[0] if suggests else rng.integers(len(rest))
@@ -45,13 +47,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--features", required=True, metavar="FILE.npz")
     parser.add_argument("--tasks", type=int, default=30)
+    parser.add_argument(
+        "--weights", choices=PRETRAINED, help="the head of these; else one that nothing was learned for"
+    )
     given = parser.parse_args()
     compilation_cache.enable()
+    head = PretrainedHead(given.weights) if given.weights else GaussianProcessHead(inference="laplace")
     arrays = np.load(given.features)
     found = []
     for seed in range(given.tasks):
         task = Examples(arrays["features"], arrays["labels"], np.random.default_rng(seed))
-        found.append([labels_needed(task, np.random.default_rng(seed), suggests) for suggests in (True, False)])
+        found.append([labels_needed(head, task, np.random.default_rng(seed), suggests) for suggests in (True, False)])
     counts = np.array(found)
     less = counts[:, 1] - counts[:, 0]
     draws = np.random.default_rng(0).choice(less, (10_000, len(less))).mean(1)

@@ -72,7 +72,8 @@ class Kept(NamedTuple):
 class FittedTask:
     """A learner that was conditioned on inputs [N, ...] with labels y [N] in 0..classes-1.
 
-    state is that of the padded task; code is the inference's result code.
+    examples: labelled ones a class that its prior is meant for. state is that of the padded task; code is the
+    inference's result code.
     """
 
     learner: Learner
@@ -80,6 +81,7 @@ class FittedTask:
     inputs: Shaped[np.ndarray, "N ..."]
     y: Int[np.ndarray, " N"]
     classes: int
+    examples: float
     temperatures: TemperatureMixture
     state: PyTree
     code: Code
@@ -144,9 +146,9 @@ class FittedTask:
         return None if known is None else p_values(self.unknown(new), known)
 
     def with_labels(self, inputs: Shaped[np.ndarray, "K ..."], y: Int[np.ndarray, " K"]) -> "FittedTask":
-        """The same task with K more labelled inputs of its classes, at the temperatures that it has."""
+        """The same task with K more labelled inputs of its classes, at the prior and the temperatures that it has."""
         inputs, y = np.concatenate([self.inputs, inputs]), np.concatenate([self.y, y])
-        state, code = _conditioned(self.learner, self.key, inputs, y, self.classes)
+        state, code = _conditioned(self.learner, self.key, inputs, y, self.classes, self.examples)
         return replace(self, inputs=inputs, y=y, state=state, code=code)
 
     def _answers(self, question: Callable[..., PyTree], static: tuple, number: int, new: np.ndarray) -> list[PyTree]:
@@ -178,22 +180,24 @@ def fit_task(
     """
     if learner.ways not in (None, classes):
         raise ValueError(f"expected {learner.ways} classes, which this learner tells apart, got {classes}")
-    state, code = _conditioned(learner, key, inputs, y, classes)
+    examples = len(inputs) / classes
+    state, code = _conditioned(learner, key, inputs, y, classes, examples)
     if temperature.fewer is None or np.bincount(y).max() < 2:
         temperatures = single(temperature.own)
     else:
         ways, task = _padded_task(learner, inputs, y, classes)
         known = temperature.own, temperature.fewer, temperature.spread
         temperatures = apply(_own_temperature, learner, (ways,), key, *task, known)
-    return FittedTask(learner, key, inputs, y, classes, temperatures, state, code)
+    return FittedTask(learner, key, inputs, y, classes, examples, temperatures, state, code)
 
 
 def restored(learner: Learner, classes: int, kept: Kept) -> FittedTask:
     """The task that was kept, conditioned on again. Raises InferenceFailedError."""
     key = jax.random.wrap_key_data(jnp.asarray(kept.key))
-    state, code = _conditioned(learner, key, kept.inputs, kept.y, classes)
+    examples = len(kept.inputs) / classes
+    state, code = _conditioned(learner, key, kept.inputs, kept.y, classes, examples)
     mixture = TemperatureMixture(jnp.asarray(kept.temperatures), jnp.asarray(kept.weights))
-    return FittedTask(learner, key, kept.inputs, kept.y, classes, mixture, state, code)
+    return FittedTask(learner, key, kept.inputs, kept.y, classes, examples, mixture, state, code)
 
 
 def embed(learner: Learner, images: Shaped[np.ndarray, "*N"]) -> Shaped[np.ndarray, "N ..."]:
@@ -245,10 +249,10 @@ def _padded_task(
 
 
 def _conditioned(
-    learner: Learner, key: Key[Array, ""], inputs: np.ndarray, y: np.ndarray, classes: int
+    learner: Learner, key: Key[Array, ""], inputs: np.ndarray, y: np.ndarray, classes: int, examples: float
 ) -> tuple[PyTree, Code]:
-    ways, task = _padded_task(learner, inputs, y, classes)
-    state, code = apply(_fitted, learner, (ways,), key, *task)
+    ways, (inputs, y, mask) = _padded_task(learner, inputs, y, classes)
+    state, code = apply(_fitted, learner, (ways,), key, inputs, y, mask._replace(examples=examples))
     if code == Code.NON_FINITE:
         raise InferenceFailedError("the posterior is not finite; check the examples, or try another inference")
     return state, Code(int(code))

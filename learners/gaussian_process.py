@@ -141,7 +141,7 @@ class GaussianProcess(Learner):
     ) -> tuple[Conditioned, Int[Array, ""]]:
         """The posterior given labelled features, by an inference that is run to a tolerance."""
         present = None if mask is None else mask.classes
-        examples = len(support) / classes if mask is None else jnp.sum(mask.points) / jnp.sum(mask.classes)
+        examples = len(support) / classes if mask is None else mask.examples_a_class
         process = self.deep_kernel.process(examples)
         if self.many_labels is not None and len(support) > self.many_labels.inducing:
             found = self.many_labels.fit(key, process, self.likelihood, support, y, classes, mask)

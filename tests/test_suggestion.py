@@ -121,3 +121,20 @@ def test_numbers_of_suggestions_that_make_no_sense_are_refused(fitted):
     for k in (0, 7, -1):
         with pytest.raises(ValueError, match=f"expected k from 1 to the 6 examples of the pool, got {k}"):
             fitted.suggest(POOL, k)
+
+
+def test_labels_that_may_come_leave_the_prior_as_it_is():
+    """Where a kernel follows the labelled examples, that of the labels that are there: the chain rule has one prior."""
+    powers = {"kernel.constant": 0.5, "kernel.scale_power": 2.0, "kernel.constant_power": -1.0}
+    follows = FewShotClassifier(GaussianProcessHead(inference="laplace", scale=1.0, settings=powers), temperature=1.0)
+    fixed = FewShotClassifier(
+        GaussianProcessHead(inference="laplace", scale=4.0, settings={"kernel.constant": 0.25}), temperature=1.0
+    )  # what two examples a class make of it
+    new, label = follows.fit(X, LABELS)._inputs(POOL[:1]), np.array([1], np.int32)
+    queries = follows._inputs(POOL)
+    may_come = follows._fitted_task().with_labels(new, label).latents(queries)
+    wanted = fixed.fit(X, LABELS).add(POOL[:1], ["b"]).predict_latent(POOL)
+    for got, expected in zip(may_come, wanted, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+    came = follows.add(POOL[:1], ["b"]).predict_latent(POOL)
+    assert np.abs(came.mean - wanted.mean).max() > 0.01

@@ -28,10 +28,19 @@ Constructor = Callable[Concatenate[L, Settings], "Inference"]
 
 
 class Mask(NamedTuple):
-    """What is real in a padded task: points [N] and classes [C]."""
+    """What is real in a padded task: points [N] and classes [C].
+
+    examples: labelled ones a class that the task's prior is meant for, None for as many as are real.
+    """
 
     points: Bool[Array, " N"]
     classes: Bool[Array, " C"]
+    examples: float | Float[Array, ""] | None = None
+
+    @property
+    def examples_a_class(self) -> float | Float[Array, ""]:
+        """`examples`, or the mean number of real ones."""
+        return jnp.sum(self.points) / jnp.sum(self.classes) if self.examples is None else self.examples
 
 
 class Code(enum.IntEnum):
