@@ -190,8 +190,8 @@ def pooled(found: Sequence[Scores]) -> tuple[np.ndarray, np.ndarray]:
 def run_of(head: Head, metric: Metric, name: str = "photographs") -> Run:
     """The run of a head, as `load_run` would have it: a Gaussian process on the metric, nothing of it trained."""
     settings: dict[str, object] = {"backbone.rank": head.rank}
-    given = {name: getattr(head, name) for name in ("constant", "scale_power", "constant_power")}
-    settings |= {f"kernel.{name}": value for name, value in given.items() if value}
+    of_kernel = {each: getattr(head, each) for each in ("constant", "scale_power", "constant_power")}
+    settings |= {f"kernel.{each}": value for each, value in of_kernel.items() if value}
     if head.plug_in:
         settings["likelihood.plug_in"] = True
     config = resolve(

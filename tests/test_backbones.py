@@ -71,7 +71,7 @@ def test_fused_block_matches_finite_differences():
     with jax.enable_x64(True):
         z = jax.random.normal(jax.random.key(3), (2, 2, 5, 4, 3))
         scale, shift = jnp.asarray([0.5, 1.5, 0.2]), jnp.asarray([0.2, -0.1, 0.3])
-        check_grads(jax.jit(lambda *a: norm_relu_pool(*a)[0]), (z, scale, shift), order=1, modes=["rev"])
+        check_grads(jax.jit(lambda *a: norm_relu_pool(*a)[0]), (z, scale, shift), order=2, modes=["rev"])
 
 
 def test_tied_maxima_share_the_gradient_equally():
@@ -220,10 +220,10 @@ def test_no_loop_convolution_has_unusual_axes():
         return sum((leaf**2).sum() for leaf in jax.lax.scan(step, kernel, xs))
 
     kernel, xs = jnp.ones((3, 3, 2, 4)), jnp.ones((2, 3, 6, 6, 2))
-    for function, least in ((squares, 3), (jax.grad(squares), 7)):
+    for function, count in ((squares, 3), (jax.grad(squares), 7)):
         text = jax.jit(function).lower(kernel, xs).as_text()
         convolutions = [line for line in text.splitlines() if "stablehlo.convolution" in line]
-        assert len(convolutions) >= least
+        assert len(convolutions) == count
         assert all("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line for line in convolutions)
 
 
