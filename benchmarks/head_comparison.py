@@ -1,5 +1,6 @@
 """Tables of `heads.py`: the shipped head beside other methods on the same test episodes."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -66,19 +67,42 @@ def chosen(parts: Sequence[Part], prior: ClassPrior, way: int) -> Others:
     return Others(found, regression, qda, prior)
 
 
+def drawn(case: Case, count: int, other_classes: int = 0) -> Episodes:
+    """The test episodes of a case."""
+    return draw_episodes(SEED, "test", case.dataset, case.shape, count, other_classes=other_classes)
+
+
+def answering(pretrained: Pretrained, case: Case, episodes: Episodes) -> tuple[list[Pretrained], np.ndarray]:
+    """Which of the shipped heads answer, the most frequent first, and the position of the one of each episode [E]."""
+    features = features_of(case.dataset)
+    found = [pretrained.for_task(features[support]) for support in np.asarray(episodes.indices.x_support)]
+    heads = {one.name: one for one in found}
+    names = [name for name, _ in Counter(one.name for one in found).most_common()]
+    return [heads[name] for name in names], np.array([names.index(one.name) for one in found])
+
+
+def picked(which: np.ndarray, of_each: Sequence[Scores]) -> Scores:
+    """The scores of every episode by the head that answers it."""
+    probabilities = np.stack([one.probabilities for one in of_each])[which, np.arange(len(which))]
+    return of_each[0]._replace(probabilities=probabilities)
+
+
 def solved(pretrained: Pretrained, others: Others, case: Case, count: int) -> dict[str, Scores]:
     """Predictions of every method on the same episodes; a slow one has the first of them alone."""
     way, shot, _ = case.shape
-    episodes = draw_episodes(SEED, "test", case.dataset, case.shape, count)
-    learner = pretrained.learner
-    inputs = embed(learner, case.dataset)
-    raw = score(learner, inputs, episodes)
-    temperature = pretrained.temperature([shot] * way)
-    found = {OURS: raw.tempered(temperature)}
-    if shot > 1 and way * shot < MOST_ADAPTED:
-        fewer = pretrained.temperature([shot - 1] * way)
-        found[ADAPTED] = raw.tempered(task_temperatures(learner, inputs, episodes, temperature, fewer))
-    features, seen = unit(features_of(case.dataset)), unit(np.asarray(inputs))
+    episodes = drawn(case, count)
+    heads, which = answering(pretrained, case, episodes)
+    ours, adapted = [], []
+    for head in heads:
+        inputs = embed(head.learner, case.dataset)
+        raw, (own, fewer) = score(head.learner, inputs, episodes), head.temperatures([shot] * way)
+        ours.append(raw.tempered(own))
+        if fewer is not None and way * shot < MOST_ADAPTED:
+            adapted.append(raw.tempered(task_temperatures(head.learner, inputs, episodes, own, fewer)))
+    found = {OURS: picked(which, ours)}
+    if adapted:
+        found[ADAPTED] = picked(which, adapted)
+    features, seen = unit(features_of(case.dataset)), in_metric(heads[0].learner, case.dataset)
     for name, method in others.plain.items():
         found[name] = method.scores(features, first(episodes, BASELINES[name].most_episodes))
     found[IN_METRIC] = others.regression.scores(seen, episodes)
@@ -125,10 +149,13 @@ HEADER = ["data set", "task", "method (episodes)", "accuracy", "NLL", "ECE", "NL
 def unknown_rows(pretrained: Pretrained, others: Others, case: Case, count: int) -> list[list[str]]:
     """AUROC of unknown classes by every score, then what is kept at KEEP and the area under risk and coverage."""
     way, shot, _ = case.shape
-    episodes = draw_episodes(SEED, "test", case.dataset, case.shape, count, other_classes=way)
-    learner = pretrained.learner
-    inputs = embed(learner, case.dataset)
-    inside, outside, _ = score_open(learner, inputs, episodes)
+    episodes = drawn(case, count, other_classes=way)
+    heads, which = answering(pretrained, case, episodes)
+    scored = [score_open(head.learner, embed(head.learner, case.dataset), episodes) for head in heads]
+    inside, outside = (
+        type(scored[0][0])(*(np.stack(leaves)[which, np.arange(count)] for leaves in zip(*parts, strict=True)))
+        for parts in list(zip(*scored, strict=True))[:2]
+    )
     features = unit(features_of(case.dataset))
     regression = others.plain["logistic regression"]
     both = solve(regression.answer, regression.setting, features, joined(episodes))

@@ -61,7 +61,7 @@ def encoded(some: list[Image]) -> np.ndarray:
 
 
 class Head(NamedTuple):
-    """What is chosen: the metric's shrinkage and rank, the process, the inference.
+    """What is chosen: the metric's shrinkage and rank (0: no metric), the process, the inference.
 
     constant: of the cosine kernel, the prior variance of an intercept in units of the scale; the powers are those of
     the examples a class by which scale and constant change. plug_in: probabilities at the posterior mean.
@@ -188,8 +188,8 @@ def pooled(found: Sequence[Scores]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run_of(head: Head, metric: Metric, name: str = "photographs") -> Run:
-    """The run of a head, as `load_run` would have it: a Gaussian process on the metric, nothing of it trained."""
-    settings: dict[str, object] = {"backbone.rank": head.rank}
+    """The run of a head, as `load_run` would have it: a Gaussian process on features or the metric, nothing trained."""
+    settings: dict[str, object] = {"backbone.rank": head.rank} if head.rank else {}
     of_kernel = {each: getattr(head, each) for each in ("constant", "scale_power", "constant_power")}
     settings |= {f"kernel.{each}": value for each, value in of_kernel.items() if value}
     if head.plug_in:
@@ -200,7 +200,7 @@ def run_of(head: Head, metric: Metric, name: str = "photographs") -> Run:
             likelihood=head.likelihood,
             inference=head.inference,
             kernel=head.kernel,
-            backbone="metric",
+            backbone="metric" if head.rank else "identity",
             shot=5,
             query=QUERIES,
             episodes=1,
@@ -210,13 +210,14 @@ def run_of(head: Head, metric: Metric, name: str = "photographs") -> Run:
     run = build_run(config, (1, 1, len(metric.mean)))
     assert isinstance(run.learner, GaussianProcess)
     deep_kernel = run.learner.deep_kernel
-    values = {
-        "mean": metric.mean,
-        "directions": metric.vectors[:, : head.rank],
-        "gains": gains(metric.values, head.rank, head.shrinkage),
-    }
-    for field, value in values.items():
-        getattr(deep_kernel.backbone, field)[...] = jnp.asarray(value, jnp.result_type(float))
+    if head.rank:
+        values = {
+            "mean": metric.mean,
+            "directions": metric.vectors[:, : head.rank],
+            "gains": gains(metric.values, head.rank, head.shrinkage),
+        }
+        for field, value in values.items():
+            getattr(deep_kernel.backbone, field)[...] = jnp.asarray(value, jnp.result_type(float))
     deep_kernel.hyper["log_scale"][...] = jnp.log(jnp.asarray(head.scale, jnp.result_type(float)))
     return run
 

@@ -2,18 +2,21 @@
 
     python benchmarks/heads.py choose --out choice.md                         a round of docs/results/heads/choice.md
     python benchmarks/heads.py folds --out folds.md                           what their number changes
-    python benchmarks/heads.py fit --out fewshot/weights/photographs.safetensors
+    python benchmarks/heads.py kinds --out docs/results/heads/kinds.md        what a metric is worth for other pictures
+    python benchmarks/heads.py fit --out fewshot/weights                      the files that are shipped
     python benchmarks/heads.py test --out docs/results/heads/comparison.md    beside other methods, paired differences
     python benchmarks/heads.py unknown --out docs/results/heads/unknown.md    classes that a task does not show
 
-Data sets are Flowers 102 and the groceries, 30 pictures a class. A metric that was learned from a class flatters it, so
-heads are chosen and temperatures fitted on episodes of a quarter of the training and validation classes with the metric
-of the other three, four times. `--also FILE.npz` adds a data set (features, labels) to the tests, of which nothing was
+Data sets are Flowers 102 and the groceries, 30 pictures a class, each with a metric and temperatures of its own; what
+is for any picture has no metric, and temperatures of both. A metric that was learned from a class flatters it, so heads
+are chosen and temperatures fitted on episodes of a quarter of the training and validation classes with the metric of
+the other three, four times. `--also FILE.npz` adds a data set (features, labels) to the tests, of which nothing was
 learned, `--seen` Tiny ImageNet, whose classes the encoder itself was trained on.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -27,7 +30,9 @@ from head_comparison import (
     Case,
     Others,
     Part,
+    answering,
     chosen,
+    drawn,
     features_of,
     in_metric,
     rows_of,
@@ -35,6 +40,7 @@ from head_comparison import (
     unknown_rows,
 )
 from head_kept import KEEP, KEPT_HEADER, THRESHOLD_HEADER, kept_rows, threshold_row
+from head_kinds import ACROSS_HEADER, LIKENESS_HEADER, across_kinds, kind_of, likenesses
 from head_setting import (
     ENCODER,
     IMAGES,
@@ -42,6 +48,7 @@ from head_setting import (
     QUERIES,
     SEED,
     TEST,
+    TRAIN,
     Head,
     Setting,
     Source,
@@ -60,9 +67,8 @@ from fewshot.evaluation.scoring import Scores
 from fewshot.evaluation.text import format_markdown
 from fewshot.learners import GaussianProcess
 from fewshot.models.networks.metric import unit
-from fewshot.pretrained import Pretrained, TemperatureTable, load_pretrained, store
+from fewshot.pretrained import DEFAULT, Pretrained, TemperatureTable, load_pretrained, store
 from fewshot.runners.cli import compilation_cache, processor
-from fewshot.training.run import Run
 
 SEEN = "tinyimagenet"
 WAYS, SHOTS = (2, 5, 10, 20), (1, 2, 5, 10)
@@ -71,7 +77,25 @@ CHOICE = ((5, 1), (5, 5))
 
 MEAN = Head(shrinkage=0.4, rank=128, scale=10.0, constant=0.3, plug_in=True)
 MODE = MEAN._replace(scale=3.0, constant=1.0, inference="laplace")
-SHIPPED = MODE._replace(scale=1.0, constant=10.0, scale_power=1.0, constant_power=-2.5)
+JOINT = MODE._replace(scale=1.0, constant=10.0, scale_power=1.0, constant_power=-2.5)
+GENERAL = JOINT._replace(rank=0, scale=10.0)
+SPECIAL = {"flowers102": JOINT._replace(shrinkage=0.2), "groceries": JOINT}  # by what they are made of
+OF_KIND = {"photographs-flowers": "flowers102", "photographs-groceries": "groceries"}
+LEAST = 0.55  # likeness of a task to the kind of a special one: between its own tasks and others (kinds.md)
+PROCESSES = (  # scale, its power, constant, its power
+    (3.0, 0.0, 1.0, 0.0),
+    (1.0, 0.8, 10.0, -2.0),
+    (1.0, 0.6, 10.0, -1.5),
+    (1.0, 0.8, 10.0, -1.5),
+    (1.0, 1.0, 10.0, -1.5),
+    (1.0, 1.0, 10.0, -2.0),
+    (1.0, 0.8, 30.0, -2.0),
+    (1.0, 0.8, 30.0, -2.5),
+    (0.5, 1.0, 10.0, -1.5),
+    (0.5, 1.2, 10.0, -2.0),
+    (1.0, 1.0, 10.0, -2.5),
+    (1.0, 1.2, 10.0, -2.5),
+)
 CANDIDATES = {
     "metric": {
         "unit features, cosine, scale 30": Head(shrinkage=0.0, scale=30.0),
@@ -109,65 +133,74 @@ CANDIDATES = {
         f"scale {scale:g} n^{scale_power:g}, constant {constant:g} n^{constant_power:g}": MODE._replace(
             scale=scale, constant=constant, scale_power=scale_power, constant_power=constant_power
         )
-        for scale, scale_power, constant, constant_power in (
-            (3.0, 0.0, 1.0, 0.0),
-            (1.0, 0.8, 10.0, -2.0),
-            (1.0, 0.6, 10.0, -1.5),
-            (1.0, 0.8, 10.0, -1.5),
-            (1.0, 1.0, 10.0, -1.5),
-            (1.0, 1.0, 10.0, -2.0),
-            (1.0, 0.8, 30.0, -2.0),
-            (1.0, 0.8, 30.0, -2.5),
-            (0.5, 1.0, 10.0, -1.5),
-            (0.5, 1.2, 10.0, -2.0),
-            (1.0, 1.0, 10.0, -2.5),
-            (1.0, 1.2, 10.0, -2.5),
-        )
+        for scale, scale_power, constant, constant_power in PROCESSES
     },
     "metric at the mode": {
         f"shrinkage {shrinkage:g}, rank {rank}": MODE._replace(shrinkage=shrinkage, rank=rank)
         for shrinkage in (0.2, 0.4, 0.6)
         for rank in (32, 64, 128, 256)
     },
+    "metric of a kind": {
+        f"shrinkage {shrinkage:g}, rank {rank}": JOINT._replace(shrinkage=shrinkage, rank=rank)
+        for shrinkage in (0.1, 0.2, 0.3, 0.4)
+        for rank in (64, 128)
+    },
+    "no metric": {
+        f"scale {scale:g} n^{scale_power:g}, constant {constant:g} n^{constant_power:g}": GENERAL._replace(
+            scale=scale, constant=constant, scale_power=scale_power, constant_power=constant_power
+        )
+        for scale, scale_power, constant, constant_power in PROCESSES[:1]
+        + PROCESSES[-2:]
+        + ((0.3, 1.0, 10.0, -2.5), (3.0, 1.0, 10.0, -2.5), (10.0, 1.0, 10.0, -2.5))
+        + ((30.0, 1.0, 10.0, -2.5), (10.0, 1.0, 1.0, -2.5), (10.0, 0.7, 10.0, -2.5), (10.0, 1.0, 10.0, -1.5))
+    },
 }
 
 
-def choice(setting: Setting, arguments: argparse.Namespace) -> str:
+def settings_of(sources: Sequence[Source], joint: bool) -> list[Setting]:
+    """One for all, or one for each data set."""
+    return [Setting(sources)] if joint else [Setting([one]) for one in sources]
+
+
+def choice(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
     """Every candidate on all classes that its metric was not made of, at the one temperature of a shape."""
     rows, count, shapes = [], arguments.episodes, arguments.tasks or CHOICE
+    settings = settings_of(sources, arguments.joint)
     for name, head in CANDIDATES[arguments.round].items():
         cells, logs = [], []
         for way, shot in shapes:
-            found = setting.by_source(head, way, shot, count)
-            temperature = temperature_of(list(chain.from_iterable(found.values())))
-            for each in found.values():
-                scores = pooled([one.tempered(temperature) for one in each])
-                cells.append(f"{100 * metrics.accuracy(*scores):.1f} / {metrics.nll(*scores):.4f}")
-                logs.append(np.log(metrics.nll(*scores)))
+            for setting in settings:
+                found = setting.by_source(head, way, shot, count // len(settings))
+                temperature = temperature_of(list(chain.from_iterable(found.values())))
+                for each in found.values():
+                    scores = pooled([one.tempered(temperature) for one in each])
+                    cells.append(f"{100 * metrics.accuracy(*scores):.1f} / {metrics.nll(*scores):.4f}")
+                    logs.append(np.log(metrics.nll(*scores)))
         rows.append([name, *cells, f"{np.exp(np.mean(logs)):.4f}"])
         print(rows[-1], flush=True)
-    columns = [f"{source.name}, {way}-way {shot}-shot" for way, shot in shapes for source in setting.sources]
+    columns = [f"{source.name}, {way}-way {shot}-shot" for way, shot in shapes for source in sources]
     table = format_markdown(["head", *columns, "geometric mean of the NLLs"], rows)
     return (
         "# Heads on classes that their metric was not made of\n\n"
-        f"`python benchmarks/heads.py choose --round {arguments.round} --episodes {count}`: accuracy in percent / NLL "
-        "at the best temperature of the shape, one for both data sets. Classes: every fold of those of training and "
+        f"`python benchmarks/heads.py choose --round {arguments.round!r}{' --joint' * arguments.joint} --episodes "
+        f"{count}`: accuracy in percent / NLL at the best temperature of the shape"
+        f"{', one for both data sets' * arguments.joint}. Classes: every fold of those of training and "
         f"validation by the metric of the other folds.\n\n{table}"
     )
 
 
-def numbers_of_folds(setting: Setting, arguments: argparse.Namespace) -> str:
-    """What a metric of fewer classes does to accuracy and temperature: those of the shipped head by number of folds."""
+def numbers_of_folds(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
+    """What a metric of fewer classes does to accuracy and temperature: those of the joint head by number of folds."""
     rows = []
     for way, shot in arguments.tasks or CHOICE:
         for count in (2, 4, 8):
-            found = Setting(setting.sources, count).by_source(SHIPPED, way, shot, arguments.episodes)
+            found = Setting(sources, count).by_source(JOINT, way, shot, arguments.episodes)
             cells = [
                 f"{100 * metrics.accuracy(*pooled(each)):.1f} / {temperature_of(each):.3f}" for each in found.values()
             ]
             rows.append([f"{way}-way {shot}-shot", f"{count}", *cells])
             print(rows[-1], flush=True)
-    columns = [f"{one.name}, accuracy in % / temperature" for one in setting.sources]
+    columns = [f"{one.name}, accuracy in % / temperature" for one in sources]
     return (
         "# Folds\n\n"
         f"`python benchmarks/heads.py folds --episodes {arguments.episodes}`: every fold of the classes of training "
@@ -187,22 +220,57 @@ def table_of_temperatures(setting: Setting, head: Head, count: int) -> np.ndarra
     return logs
 
 
-def fitted(setting: Setting, head: Head, count: int) -> tuple[Run, TemperatureTable]:
-    """The run of a head, on the metric of all classes to learn from, and its temperatures."""
-    return run_of(head, setting.metric), TemperatureTable(WAYS, SHOTS, table_of_temperatures(setting, head, count))
+def shipped(name: str, sources: Sequence[Source]) -> tuple[Head, Setting]:
+    """The head of shipped weights, and what it is made of."""
+    if name == DEFAULT:
+        return GENERAL, Setting(sources)
+    return SPECIAL[OF_KIND[name]], Setting([one for one in sources if one.name == OF_KIND[name]])
 
 
-def tested(setting: Setting, arguments: argparse.Namespace) -> list[Source]:
+def fit(sources: Sequence[Source], arguments: argparse.Namespace) -> None:
+    """Write every file that is shipped: on the metric of all classes to learn from."""
+    for name in (DEFAULT, *OF_KIND):
+        head, setting = shipped(name, sources)
+        print(name, flush=True)
+        table = TemperatureTable(WAYS, SHOTS, table_of_temperatures(setting, head, arguments.episodes))
+        kind = None if name == DEFAULT else kind_of(setting.sources[0], setting.learned[OF_KIND[name]], LEAST)
+        store(Path(arguments.out) / f"{name}.safetensors", run_of(head, setting.metric), table, ENCODER, kind)
+
+
+def kinds(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
+    """What a special head is worth for pictures of its kind and of another, and how well kinds are told."""
+    others = [unlearned(SEEN, *seen_by_encoder(arguments, TRAIN))] if arguments.seen else []
+    shapes = arguments.tasks or CHOICE
+    across = across_kinds(sources, SPECIAL, GENERAL, shapes, arguments.episodes)
+    return (
+        "# Heads for kinds of pictures\n\n"
+        f"`python benchmarks/heads.py kinds{' --seen' * arguments.seen} --episodes {arguments.episodes}`: pictures of "
+        "a data set's classes of training and validation by heads that were made of it (every fold of these classes by "
+        "the metric of the other folds), of no metric, and of the other data set; temperatures of the last two are "
+        f"the other data set's.\n\n{format_markdown(ACROSS_HEADER, across)}\n"
+        "Likeness of tasks, 5 classes with a picture each, to the classes of a kind: the mean cosine of their pictures "
+        "with the nearest class mean (of the kind's own data set every fold to the other folds). A special head "
+        f"answers tasks whose likeness is {LEAST} or more. Of Tiny ImageNet these are classes of training.\n\n"
+        f"{format_markdown(LIKENESS_HEADER, likenesses(sources, others, LEAST))}"
+    )
+
+
+def tested(sources: Sequence[Source], arguments: argparse.Namespace) -> list[Source]:
     """The data sets, and others of whose classes the head learned nothing."""
-    found = list(setting.sources)
+    found = list(sources)
     if arguments.seen:
-        classes = np.flatnonzero(class_split(SEEN, 0, arguments.data_root) == TEST)
-        some, labels = pictures(SEEN, IMAGES, arguments.data_root, classes)
-        found.append(unlearned(f"{SEEN} (seen by the encoder)", encoded(some), labels))
+        found.append(unlearned(f"{SEEN} (seen by the encoder)", *seen_by_encoder(arguments, TEST)))
     if arguments.also:
         with np.load(arguments.also) as arrays:
             found.append(unlearned(Path(arguments.also).stem, arrays["features"], arrays["labels"]))
     return found
+
+
+def seen_by_encoder(arguments: argparse.Namespace, split: int) -> tuple[np.ndarray, np.ndarray]:
+    """Features and labels of a split of classes that the encoder was trained on."""
+    classes = np.flatnonzero(class_split(SEEN, 0, arguments.data_root) == split)
+    some, labels = pictures(SEEN, IMAGES, arguments.data_root, classes)
+    return encoded(some), labels
 
 
 def unlearned(name: str, features: np.ndarray, labels: np.ndarray) -> Source:
@@ -232,14 +300,18 @@ def prior_of(learner: GaussianProcess, sources: Sequence[Source], classes: Mappi
     return class_prior(np.concatenate(seen), np.unique(labels, return_inverse=True)[1])
 
 
-def test(setting: Setting, arguments: argparse.Namespace) -> str:
+def test(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
     """All methods on test classes, and what each keeps."""
-    pretrained, rows, kept, thresholds = load_pretrained("photographs"), [], [], []
+    pretrained, rows, kept, thresholds, who = load_pretrained(DEFAULT), [], [], [], []
     for way, shot in arguments.tasks or TESTED:
-        others, unseen = others_at(setting, SHIPPED, way, shot), unseen_answers(setting, pretrained, way, shot)
-        for source in tested(setting, arguments):
+        others = cache(partial(others_of, sources, way, shot))
+        for source in tested(sources, arguments):
             case = Case(source.name, source.dataset(source.classes(TEST)), Shape(way, shot, QUERIES))
-            found = solved(pretrained, others, case, arguments.episodes)
+            heads, which = answering(pretrained, case, drawn(case, arguments.episodes))
+            tasks = ", ".join(f"{head.name} {100 * (which == k).mean():.1f}%" for k, head in enumerate(heads))
+            who.append([source.name, f"{way}-way {shot}-shot", tasks])
+            found = solved(pretrained, others(heads[0].name), case, arguments.episodes)
+            unseen = unseen_answers(sources, heads[0], way, shot)
             rows += rows_of(case, found)
             where = [source.name, f"{way}-way {shot}-shot"]
             kept += kept_rows(where, found)
@@ -251,29 +323,39 @@ def test(setting: Setting, arguments: argparse.Namespace) -> str:
         "# The shipped head on test classes\n\n"
         f"`python benchmarks/heads.py test --episodes {arguments.episodes}`, in brackets what was run. NLL "
         "more than ours: the paired difference to the shipped head on the same episodes, with its 95% interval over "
-        f"episodes.\n\n{format_markdown(HEADER, rows)}\n## Answers kept\n\nThe largest set of a task's answers whose "
-        f"mean probability is {KEEP}: all tasks, then those that keep all and those that keep some alone. In brackets "
-        f"what was expected, and a 95% interval over tasks.\n\n{format_markdown(KEPT_HEADER, kept)}\n"
-        "## One threshold for all tasks\n\nOf the shipped head: every answer whose probability is above that threshold "
+        f"episodes.\n\n{format_markdown(HEADER, rows)}\n## Which head answers\n\n"
+        f"{format_markdown(['data set', 'task', 'tasks'], who)}\n## Answers kept\n\nThe largest set of a task's "
+        f"answers whose mean probability is {KEEP}: all tasks, then those that keep all and those that keep some "
+        "alone. In brackets what was expected, and a 95% interval over tasks.\n\n"
+        f"{format_markdown(KEPT_HEADER, kept)}\n## One threshold for all tasks\n\n"
+        "Of the shipped head: every answer whose probability is above that threshold "
         f"at which {KEEP} of all kept answers are right, on classes that the metric was not made of.\n\n"
         f"{format_markdown(THRESHOLD_HEADER, thresholds)}"
     )
 
 
-def unseen_answers(setting: Setting, pretrained: Pretrained, way: int, shot: int) -> Scores:
-    """Those of the shipped head's process at its temperature, on all that is unseen."""
-    found = pooled(setting.answers(SHIPPED, way, shot, max(40, 400 * 25 // max(25, way * shot))))
+def others_of(sources: Sequence[Source], way: int, shot: int, name: str) -> Others:
+    """The other methods, chosen on what the shipped head of that name is made of."""
+    head, setting = shipped(name, sources)
+    return others_at(setting, head, way, shot)
+
+
+def unseen_answers(sources: Sequence[Source], pretrained: Pretrained, way: int, shot: int) -> Scores:
+    """Those of a shipped head's process at its temperature, on all that is unseen of what it is made of."""
+    head, setting = shipped(pretrained.name, sources)
+    found = pooled(setting.answers(head, way, shot, max(40, 400 * 25 // max(25, way * shot))))
     return Scores(*found, np.zeros(len(found[1]), int), 0.0).tempered(pretrained.temperature([shot] * way))
 
 
-def unknown(setting: Setting, arguments: argparse.Namespace) -> str:
+def unknown(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
     """Queries of other classes told from a task's own."""
-    pretrained, rows = load_pretrained("photographs"), []
+    pretrained, rows = load_pretrained(DEFAULT), []
     for way, shot in arguments.tasks or CHOICE:
-        others = others_at(setting, SHIPPED, way, shot)
-        for source in tested(setting, arguments):
+        others = cache(partial(others_of, sources, way, shot))
+        for source in tested(sources, arguments):
             case = Case(source.name, source.dataset(source.classes(TEST)), Shape(way, shot, QUERIES))
-            rows += unknown_rows(pretrained, others, case, arguments.episodes)
+            heads, _ = answering(pretrained, case, drawn(case, arguments.episodes, other_classes=way))
+            rows += unknown_rows(pretrained, others(heads[0].name), case, arguments.episodes)
             print(rows[-4:], flush=True)
     return (
         "# Unknown classes\n\n"
@@ -287,14 +369,12 @@ def main() -> None:
     arguments = parse()
     compilation_cache.enable()
     processor.tune()
-    setting = Setting([load(name, arguments.data_root) for name in NAMES])
+    sources = [load(name, arguments.data_root) for name in NAMES]
     if arguments.what == "fit":
-        run, table = fitted(setting, SHIPPED, arguments.episodes)
-        store(Path(arguments.out), run, table, ENCODER)
+        fit(sources, arguments)
         return
-    pages = {"choose": lambda: choice(setting, arguments), "test": lambda: test(setting, arguments)}
-    pages |= {"unknown": lambda: unknown(setting, arguments), "folds": lambda: numbers_of_folds(setting, arguments)}
-    page = pages[arguments.what]()
+    pages = {"choose": choice, "folds": numbers_of_folds, "kinds": kinds, "test": test, "unknown": unknown}
+    page = pages[arguments.what](sources, arguments)
     print(page)
     Path(arguments.out).write_text(page)
 
@@ -306,10 +386,11 @@ def shape(text: str) -> tuple[int, int]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("choose", "folds", "fit", "test", "unknown"))
+    parser.add_argument("what", choices=("choose", "folds", "kinds", "fit", "test", "unknown"))
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--tasks", type=shape, nargs="+", metavar="5x1", help="classes x labelled pictures of tests")
     parser.add_argument("--round", choices=CANDIDATES, default="metric", help="which candidates are chosen from")
+    parser.add_argument("--joint", action="store_true", help="one metric and temperature of both data sets")
     parser.add_argument("--also", metavar="FILE.npz")
     parser.add_argument("--seen", action="store_true", help="also test on Tiny ImageNet")
     parser.add_argument("--data-root")

@@ -24,6 +24,7 @@ from fewshot import saving
 from fewshot.conditioning import (
     FittedTask,
     InferenceFailedError,
+    Kept,
     Latents,
     TemperaturePrior,
     draws_for,
@@ -34,13 +35,23 @@ from fewshot.conditioning import (
 from fewshot.evaluation.selection import kept_at
 from fewshot.heads import UNKNOWN, Built, GaussianProcessHead, Head, PretrainedHead, TrainedRun
 from fewshot.inference.inner.base import Code
-from fewshot.inputs import checked_labels, encoded, images_of, kind_of, named_encoder, paths_of, read_pictures
+from fewshot.inputs import (
+    checked_labels,
+    encoded,
+    images_of,
+    kind_of,
+    name_of,
+    named_encoder,
+    paths_of,
+    read_pictures,
+)
 from fewshot.learners import Learner
 from fewshot.learners.task_temperature import TemperatureMixture
 from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import HEAD_OF
 from fewshot.suggestion import suggested
+from fewshot.tasks import preparation
 
 __all__ = ["Answers", "FewShotClassifier", "InferenceFailedError", "Latents", "Suggestion"]
 
@@ -80,9 +91,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     X is a table of features [N, D], images [N, H, W, Ch] as bytes or numbers in [0, 1], or paths of pictures; y is
     words, whole numbers or truth values.
 
-    After `fit`: classes_ in the order of the columns of `predict_proba`; learner_; temperatures_, and temperature_,
-    their geometric mean; code_, the inference's result code; for tables n_features_in_ and feature_names_in_.
+    After `fit`: classes_ in the order of the columns of `predict_proba`; head_, what answers, of shipped ones that for
+    the kind of pictures which the labelled ones were; learner_; class_count_, labelled examples of each class; task_,
+    the posterior; prior_temperature_, temperatures_, and temperature_, their geometric mean; code_, the inference's
+    result code; for tables n_features_in_ and feature_names_in_.
     """
+
+    _kept: Kept
 
     def __init__(
         self,
@@ -124,8 +139,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         labels = checked_labels(y)
         images = self._images(X, reset=True)
         _check_lengths(images, labels)
-        built = self._built(images.shape[3] if holds_features(images.shape) else None)
+        head = _for_task(self._head(), images)
+        built = _built(head, images.shape[3] if holds_features(images.shape) else None)
         self._learn(self._key(), embed(built.learner, images), labels, built)
+        self.head_ = head
         return self
 
     def add(self, X: object, y: object) -> "FewShotClassifier":
@@ -139,15 +156,15 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         known, new = self.classes_[0], labels[0]
         if kind_of(known) != kind_of(new):
             raise ValueError(f"expected labels like {known}, got {new}; convert them, or fit all anew")
-        old = self._fitted_task()
+        old = self.task_
         everything = np.concatenate([old.inputs, inputs]), np.concatenate([self.classes_[old.y], labels])
-        self._learn(old.key, *everything, self._built(_width(inputs)))
+        self._learn(old.key, *everything, self.built())
         return self
 
     def predict_proba(self, X: object) -> Float[np.ndarray, "Q C"]:
         """Class probabilities [Q, C]. No query depends on the others, unless the learner is transductive."""
         check_is_fitted(self)
-        return self._fitted_task().probabilities(self._inputs(X))
+        return self.task_.probabilities(self._inputs(X))
 
     def predict(self, X: object) -> Shaped[np.ndarray, " Q"]:
         """The most probable label of every query [Q]."""
@@ -160,7 +177,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         Raises TypeError for a learner without a posterior.
         """
         check_is_fitted(self)
-        return self._fitted_task().latents(self._inputs(X))
+        return self.task_.latents(self._inputs(X))
 
     def unknown_score(self, X: object) -> Float[np.ndarray, " Q"]:
         """A score [Q] that is larger where a query looks less like any of the classes.
@@ -169,7 +186,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         predict at its mean, the entropy of the untempered probabilities. It ranks queries; it is no probability.
         """
         check_is_fitted(self)
-        return self._fitted_task().unknown(self._inputs(X))
+        return self.task_.unknown(self._inputs(X))
 
     def unknown_p_value(self, X: object) -> Float[np.ndarray, " Q"]:
         """p-values [Q] that a query shows one of the classes: small where it looks stranger than labelled examples do.
@@ -178,7 +195,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         multiple of 1 / (K + 1). Raises ValueError where no class has two labelled examples.
         """
         check_is_fitted(self)
-        found = self._fitted_task().unknown_p_values(self._inputs(X))
+        found = self.task_.unknown_p_values(self._inputs(X))
         if found is None:
             raise ValueError("expected a class with two labelled examples or more, got one of each; add another")
         return found
@@ -202,7 +219,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         Raises ValueError for a k beyond the pool; TypeError for a learner without a posterior.
         """
         check_is_fitted(self)
-        return Suggestion(*suggested(self._fitted_task(), self._inputs(X_pool), k))
+        return Suggestion(*suggested(self.task_, self._inputs(X_pool), k))
 
     def save(self, path: str | Path) -> None:
         """Write what was fitted to a file that `load` reads: inputs, labels, key, temperatures, what the learner is.
@@ -210,7 +227,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         Raises SavedError for labels that a file cannot hold; OSError.
         """
         check_is_fitted(self)
-        saving.save(Path(path), self._described(), self.classes_, self._fitted_task().kept)
+        saving.save(Path(path), self._described(), self.classes_, self.task_.kept)
 
     @classmethod
     def load(
@@ -222,30 +239,58 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         one that is not this project's own. Raises SavedError, in one line.
         """
         about, classes, kept = saving.load(Path(path))
+        described, head = saving.learner_of(about, learner, Path(path))
         found = cls(
-            saving.learner_of(about, learner, Path(path)),
+            described,
             saving.encoder_of(about, encoder, Path(path)),
             temperature=about.temperature,
             temperature_of_fewer=about.temperature_of_fewer,
             draws=about.draws,
         )
-        saving.check_fit(lambda: found._built(_width(kept.inputs)), about, kept, Path(path))
-        found.classes_, found._kept = classes, kept
+        saving.check_fit(lambda: _built(head, _width(kept.inputs)), about, kept, Path(path))
+        found.classes_, found._kept, found.head_ = classes, kept, head
         if about.features is not None:
             found.n_features_in_ = about.features
         if about.feature_names is not None:
             found.feature_names_in_ = np.array(about.feature_names, object)
         return found
 
+    def built(self) -> Built:
+        """What answers: of the fitted head, or else of the one that is to be fitted.
+
+        Raises ValueError for a head that depends on the number of features, before `fit`; RunError.
+        """
+        if not self.__sklearn_is_fitted__():
+            return _built(self._head(), None)
+        return _built(self.head_, _width(self._kept.inputs))
+
+    @property
+    def task_(self) -> FittedTask:
+        """The labelled examples, and the posterior; of what was loaded it is found when it is first asked for."""
+        if not hasattr(self, "_task"):
+            learner = self._drawn(self.built().learner, len(self._kept.y), len(self.classes_))
+            self._task = restored(learner, len(self.classes_), self._kept)
+        return self._task
+
+    @property
+    def class_count_(self) -> Int[np.ndarray, " C"]:
+        """Labelled examples of each class."""
+        return np.bincount(self._kept.y, minlength=len(self.classes_))
+
+    @property
+    def prior_temperature_(self) -> TemperaturePrior:
+        """What was expected of the task's temperature before its labels were seen."""
+        return self._temperature_prior(self.built(), self.class_count_.tolist())
+
     @property
     def learner_(self) -> Learner:
         """The learner, with the draws of this task."""
-        return self._fitted_task().learner
+        return self.task_.learner
 
     @property
     def temperatures_(self) -> TemperatureMixture:
         """The temperatures of the task and the probability of each."""
-        return self._fitted_task().temperatures
+        return self.task_.temperatures
 
     @property
     def temperature_(self) -> float:
@@ -255,7 +300,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     @property
     def code_(self) -> Code:
         """The result code of the inference."""
-        return self._fitted_task().code
+        return self.task_.code
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "classes_")
@@ -276,17 +321,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         task = fit_task(learner, key, inputs, y, len(classes), prior)
         self.classes_, self._task, self._kept = classes, task, task.kept
 
-    def _fitted_task(self) -> FittedTask:
-        """The posterior; of what was loaded it is found when it is first asked for."""
-        if not hasattr(self, "_task"):
-            built = self._built(_width(self._kept.inputs))
-            learner = self._drawn(built.learner, len(self._kept.y), len(self.classes_))
-            self._task = restored(learner, len(self.classes_), self._kept)
-        return self._task
-
     def _inputs(self, X: object) -> np.ndarray:
         """Inputs [Q, ...] of further examples."""
-        learner = self._fitted_task().learner
+        learner = self.task_.learner
         return embed(learner, self._images(X, reset=False))
 
     def _images(self, X: object, reset: bool) -> np.ndarray:
@@ -305,11 +342,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             return encoded(encoder, pictures)[:, None, None]
         if isinstance(pictures, np.ndarray):
             return pictures
-        built = self._built(None)
+        built = _built(self._head(), None)
         shape = built.learner.image_shape
         if holds_features(shape):
             raise ValueError(f"expected features [N, {shape[2]}], got paths; give an encoder, as {ENCODER_EXAMPLE}")
-        return read_pictures(pictures, shape, built.prepare)
+        return read_pictures(pictures, shape, preparation(built.dataset))
 
     def _head(self) -> Head | Learner:
         given: object = self.learner
@@ -319,12 +356,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"expected a head, as GaussianProcessHead(), or a Learner as learner, got {given!r:.80}")
         shipped = HEAD_OF.get(self.encoder) if isinstance(self.encoder, str) else None
         return PretrainedHead(shipped) if shipped else GaussianProcessHead()
-
-    def _built(self, width: int | None) -> Built:
-        learner = self._head()
-        if isinstance(learner, Learner):
-            return Built(learner, lambda counts: UNKNOWN)
-        return learner.build(width)
 
     def _drawn(self, learner: Learner, points: int, classes: int) -> Learner:
         if self.draws is None:
@@ -353,17 +384,24 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     def _described(self) -> saving.About:
         """What a file says beside the arrays."""
-        learner = self._head()
         encoder, names = self.encoder, getattr(self, "feature_names_in_", None)
         return saving.About(
-            *saving.described(learner),
-            encoder=encoder if encoder is None or isinstance(encoder, str) else encoder.name,
+            *saving.described(self._head(), self.head_),
+            encoder=name_of(encoder),
             temperature=self.temperature,
             temperature_of_fewer=self.temperature_of_fewer,
             draws=self.draws,
             features=getattr(self, "n_features_in_", None),
             feature_names=None if names is None else [str(name) for name in names],
         )
+
+
+def _for_task(head: Head | Learner, images: np.ndarray) -> Head | Learner:
+    return head if isinstance(head, Learner) else head.for_task(images)
+
+
+def _built(head: Head | Learner, width: int | None) -> Built:
+    return Built(head, lambda counts: UNKNOWN) if isinstance(head, Learner) else head.build(width)
 
 
 def _width(inputs: np.ndarray) -> int | None:

@@ -17,14 +17,13 @@ from typing import ClassVar, NamedTuple
 import jax
 import numpy as np
 from flax import nnx
+from jaxtyping import Shaped
 from sklearn.base import BaseEstimator
 
 from fewshot.conditioning import TemperaturePrior
 from fewshot.inference.many_labels import ManyLabels
 from fewshot.learners import GaussianProcess, Learner
 from fewshot.pretrained import Pretrained, load_pretrained
-from fewshot.tasks import preparation
-from fewshot.tasks.images import Prepare, whole
 from fewshot.training import shape_temperature
 from fewshot.training.configuration import GAUSSIAN_PROCESS, RunConfig, resolve
 from fewshot.training.overrides import ConfigError, Setting
@@ -32,6 +31,7 @@ from fewshot.training.run import Run, build_run, load_class_run
 from fewshot.training.run_directory import RunError
 
 Counts = Sequence[int]  # labelled examples of each class
+EMBEDDINGS = "embeddings:"  # the data set of features
 
 # log T = LEVEL + BY_CLASSES log C + BY_EXAMPLES log n of tasks on features that nothing was trained on, for the default
 # head, on digits and training classes of groceries (benchmarks/untrained_temperature.py, docs/results/untrained.md).
@@ -41,11 +41,11 @@ UNKNOWN = TemperaturePrior(1.0, 1.0, 1.0)  # of learners of which nothing was me
 
 
 class Built(NamedTuple):
-    """A learner, the prior of a task's temperature by its counts, and how pictures become images for it."""
+    """A learner, the prior of a task's temperature by its counts, and the data set whose pictures it was trained on."""
 
     learner: Learner
     temperature: Callable[[Counts], TemperaturePrior]
-    prepare: Prepare = whole
+    dataset: str = EMBEDDINGS
 
 
 class Head(BaseEstimator):
@@ -56,6 +56,11 @@ class Head(BaseEstimator):
     def build(self, width: int | None) -> Built:
         """The learner for features [N, width], or for images where there are no features. Raises ValueError."""
         raise NotImplementedError(f"{type(self).__name__} has no build")
+
+    def for_task(self, images: Shaped[np.ndarray, "N H W Ch"]) -> "Head":
+        """What answers a task with these labelled images or features: this, or one that is better for their kind."""
+        del images
+        return self
 
     def fingerprint(self) -> str:
         """SHA-256 of what the description only points at, "" where it says all."""
@@ -110,7 +115,7 @@ class GaussianProcessHead(Head):
             raise ConfigError(f"expected a name as {wrong[0]}, got {chosen[wrong[0]]!r}"[:200])
         return resolve(
             RunConfig(
-                dataset="embeddings:",
+                dataset=EMBEDDINGS,
                 learner=GAUSSIAN_PROCESS,
                 likelihood=self.likelihood,
                 inference=self.inference,
@@ -152,7 +157,7 @@ class TrainedRun(Head):
     def build(self, width: int | None) -> Built:
         """The learner. Raises RunError for a folder that is missing or damaged."""
         run = _loaded(str(self.run_dir), self.fingerprint())
-        return Built(run.learner, functools.partial(self._temperature, run), preparation(run.config.dataset))
+        return Built(run.learner, functools.partial(self._temperature, run), run.config.dataset)
 
     def fingerprint(self) -> str:
         """SHA-256 of the configuration and the weights. Raises RunError."""
@@ -184,7 +189,10 @@ def _fitted_for(run_dir: str, fingerprint: str, way: int, shot: int, data_root: 
 
 
 class PretrainedHead(Head):
-    """What is shipped under a name, with temperatures for common numbers of classes and examples."""
+    """What is shipped under a name, with temperatures for common numbers of classes and examples.
+
+    Where there are special ones for kinds of pictures, the labelled ones choose between them and what is for all.
+    """
 
     kind = "pretrained"
 
@@ -198,8 +206,12 @@ class PretrainedHead(Head):
     def build(self, width: int | None) -> Built:
         """The learner. Raises ValueError for an unknown name."""
         found = self.load()
-        prepare = preparation(found.run.config.dataset)
-        return Built(found.learner, lambda counts: TemperaturePrior(*found.temperatures(counts)), prepare)
+        temperatures = found.temperatures
+        return Built(found.learner, lambda counts: TemperaturePrior(*temperatures(counts)), found.run.config.dataset)
+
+    def for_task(self, images: Shaped[np.ndarray, "N H W Ch"]) -> "PretrainedHead":
+        """The special one that the labelled images are most like, or this."""
+        return PretrainedHead(self.load().for_task(images).name)
 
     def fingerprint(self) -> str:
         """SHA-256 of the weights."""

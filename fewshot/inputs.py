@@ -65,6 +65,11 @@ def encoded(encoder: Encoder, given: list[Path] | np.ndarray) -> Shaped[np.ndarr
     return np.concatenate([features.encode(encoder, read(start)) for start in range(0, len(given), BLOCK)])
 
 
+def name_of(encoder: str | Encoder | None) -> str | None:
+    """The name of an encoder that may be given by its name."""
+    return encoder if encoder is None or isinstance(encoder, str) else encoder.name
+
+
 @cache
 def named_encoder(name: str) -> Encoder:
     """The encoder of a name, loaded once. Raises EncoderError."""

@@ -7,63 +7,74 @@ of `fewshot.evaluation.prediction_report`. Each picture passes the network once.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from fewshot.conditioning import TemperaturePrior, draws_for, embed, fit_task
+from fewshot.classifier import AUTO, FewShotClassifier
+from fewshot.conditioning import embed
 from fewshot.evaluation.prediction_report import Predicted
 from fewshot.evaluation.selection import kept_at
 from fewshot.evaluation.text import plain
-from fewshot.learners import Learner
+from fewshot.heads import PretrainedHead, TrainedRun
+from fewshot.inputs import name_of
 from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks import load_encoder
-from fewshot.pretrained import DEFAULT, PRETRAINED, load_pretrained
+from fewshot.models.networks.encoders import Encoder
+from fewshot.pretrained import DEFAULT, PRETRAINED
 from fewshot.tasks import DataError, preparation
 from fewshot.tasks.embeddings import load_features
 from fewshot.tasks.feature_cache import FeatureCache
+from fewshot.tasks.files import resolve_root
 from fewshot.tasks.images import Images, Prepare, labelled_files, load_labelled, load_unlabelled, unlabelled_files
 from fewshot.tasks.ink import COVERED, STYLES, InkPreparation, covered
-from fewshot.training import shape_temperature
 from fewshot.training.overrides import ConfigError
-from fewshot.training.run import Run, load_class_run
-from fewshot.training.shape_temperature import Temperatures
 
 KEEP_ACCURACY = 0.95
 
 
 class Model(NamedTuple):
-    """What answers a task.
+    """What answers tasks.
 
-    encoder: what turns pictures into its features, by name; dataset: whose pictures it was trained on; temperatures:
-    those for counts of labelled images; prepare: how pictures become images for it.
+    classifier: fitted where it was read from a file of `--save`; image_shape: of what it reads; dataset: whose pictures
+    it was trained on; prepare: how pictures become images for it.
     """
 
     name: str
-    learner: Learner
-    encoder: str | None
+    classifier: FewShotClassifier
+    image_shape: tuple[int, int, int]
     dataset: str
-    temperatures: Callable[[Sequence[int]], Temperatures]
     prepare: Prepare
+
+    @property
+    def encoder(self) -> str | None:
+        """The name of what turns pictures into features."""
+        return name_of(self.classifier.encoder)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether it holds labelled images."""
+        return hasattr(self.classifier, "classes_")
 
 
 class Found(NamedTuple):
-    """What is said of every query, and the queries."""
+    """What is said of every query, the queries, and what says it."""
 
     answers: Predicted
     query: Images
+    classifier: FewShotClassifier
 
 
 def predict_folders(
     name: str,
-    support: str | Path,
+    support: str | Path | None,
     query: Iterable[str | Path],
     *,
+    add: Iterable[str | Path] = (),
     encoder: str | None = None,
     temperature: float | None = None,
     keep_accuracy: float = KEEP_ACCURACY,
@@ -74,55 +85,102 @@ def predict_folders(
 ) -> Found:
     """Probabilities, answers and scores of every query by the labelled pictures of a folder.
 
-    name: a run folder, or weights that are shipped. find_ink: photographs of characters on paper are made into what the
-    network was trained on. Raises ConfigError, DataError, EncoderError, RunError, WeightsError
-    or InferenceFailedError, each with one line.
+    name: a run folder, weights that are shipped, or a file of `FewShotClassifier.save`, which has its labelled pictures
+    already: support is None then. add: further labelled pictures. find_ink: photographs of characters on paper are made
+    into what the network was trained on. Raises ConfigError, DataError, EncoderError, RunError, SavedError,
+    WeightsError or InferenceFailedError, each with one line.
     """
-    model = load_model(name, encoder, data_root, find_ink)
-    labelled, queries = load_images(model, str(support), [str(path) for path in query], strict)
-    counts = np.unique(labelled.labels, return_counts=True)[1].tolist()
-    if model.learner.ways not in (None, len(counts)):
-        raise DataError(f"expected {model.learner.ways} classes, which {name} tells apart, got {len(counts)}")
-    temperatures = model.temperatures(counts) if temperature is None else Temperatures(temperature, None)
-    return Found(answered(model, temperatures, labelled, queries, seed, keep_accuracy), queries)
+    model = load_model(name, encoder, temperature, seed, data_root, find_ink)
+    if model.is_fitted and support is not None:
+        raise ConfigError(
+            f"expected no --support with {name}, which holds labelled images; put more of them after --add"
+        )
+    if not model.is_fitted and support is None:
+        raise ConfigError(f"expected --support, the labelled images, with {name}, got none")
+    given = [(str(path), fewest) for path, fewest in ((support, 2), *((path, 1) for path in add)) if path is not None]
+    labelled = [load_support(model, path, strict, fewest) for path, fewest in given]
+    asked = joined([load_queries(model, str(path), strict) for path in query])
+    if labelled:
+        learn(model, joined(labelled), " and ".join(path for path, _ in given))
+    if model.dataset in STYLES:
+        _tell_unlike(model, *labelled, asked)
+    return Found(answered(model, asked, keep_accuracy), asked, model.classifier)
 
 
 def load_model(
-    name: str = DEFAULT, encoder: str | None = None, data_root: str | None = None, find_ink: bool = True
+    name: str = DEFAULT,
+    encoder: str | None = None,
+    temperature: float | None = None,
+    seed: int = 0,
+    data_root: str | None = None,
+    find_ink: bool = True,
 ) -> Model:
-    """A run folder, or weights that are shipped. Raises RunError, and ConfigError for an encoder of no use."""
-    if name in PRETRAINED and not Path(name).is_dir():
-        shipped = load_pretrained(name)
-        run, by, temperatures = shipped.run, shipped.encoder, shipped.temperatures
+    """A run folder, weights that are shipped, or a saved classifier.
+
+    Raises RunError, SavedError, and ConfigError for flags of no use.
+    """
+    if Path(name).is_file():
+        if temperature is not None:
+            raise ConfigError(f"expected no --temperature with {name}, which has its own; save it with another")
+        classifier = FewShotClassifier.load(name, encoder=encoder)
     else:
-        run, by = load_class_run(name), None
-        temperatures = partial(_fitted_temperatures, run, data_root)
-    if encoder and not holds_features(run.learner.image_shape):
+        shipped = PretrainedHead(name) if name in PRETRAINED and not Path(name).is_dir() else None
+        head = shipped or TrainedRun(name, str(resolve_root(data_root)))
+        by = encoder or (shipped.load().encoder if shipped else None)
+        own = AUTO if temperature is None else temperature
+        classifier = FewShotClassifier(head, by, temperature=own, random_state=seed)
+    built = classifier.built()
+    shape = built.learner.image_shape
+    if encoder and not holds_features(shape):
         raise ConfigError(f"expected no --encoder with {name}, which reads images itself; leave it out")
-    prepare = preparation(run.config.dataset, find_ink)
-    return Model(name, run.learner, encoder or by, run.config.dataset, temperatures, prepare)
+    return Model(name, classifier, shape, built.dataset, preparation(built.dataset, find_ink))
 
 
-def _fitted_temperatures(run: Run, data_root: str | None, counts: Sequence[int]) -> Temperatures:
-    return shape_temperature.for_user(run, len(counts), round(sum(counts) / len(counts)), data_root)
+def load_support(model: Model, path: str, strict: bool = False, fewest: int = 2) -> Images:
+    """Labelled pictures of `fewest` classes or more, prepared for the model, or features. Raises DataError."""
+    if not holds_features(model.image_shape):
+        return load_labelled(path, model.image_shape, model.prepare, strict, fewest)
+    encoder = _encoder(model, path)
+    if encoder is None:
+        return load_features(path, model.image_shape[2], True)
+    return _cache().encode_files(encoder, labelled_files(Path(path), fewest), strict)
 
 
-def load_images(model: Model, support: str, query: Sequence[str], strict: bool = False) -> tuple[Images, Images]:
-    """Support and queries: pictures, prepared as the model's own were, or features. Raises DataError for one class."""
-    shape = model.learner.image_shape
-    if not holds_features(shape):
-        labelled = load_labelled(support, shape, model.prepare, strict)
-        queries = [load_unlabelled(path, shape, model.prepare, strict) for path in query]
-    else:
-        labelled = _features(support, True, model, strict)
-        queries = [_features(path, False, model, strict) for path in query]
-    if len(set(labelled.labels)) < 2:
-        raise DataError(f"expected labels of two classes or more in {support}, got only {labelled.labels[0]!r}")
-    columns = [list(chain.from_iterable(column)) for column in list(zip(*queries, strict=True))[1:]]
-    asked = Images(np.concatenate([part.pixels for part in queries]), *columns)
-    if model.dataset in STYLES:
-        _tell_unlike(model, labelled, asked)
-    return labelled, asked
+def load_queries(model: Model, path: str, strict: bool = False) -> Images:
+    """Pictures without labels, prepared for the model, or features. Raises DataError."""
+    if not holds_features(model.image_shape):
+        return load_unlabelled(path, model.image_shape, model.prepare, strict)
+    encoder = _encoder(model, path)
+    if encoder is None:
+        return load_features(path, model.image_shape[2], False)
+    return _cache().encode_files(encoder, unlabelled_files(Path(path)), strict)
+
+
+def joined(parts: Sequence[Images]) -> Images:
+    """All of them."""
+    columns = [list(chain.from_iterable(column)) for column in list(zip(*parts, strict=True))[1:]]
+    return Images(np.concatenate([part.pixels for part in parts]), *columns)
+
+
+def learn(model: Model, labelled: Images, places: str) -> None:
+    """Fit the model's classifier to labelled images, or add them to those that it has. Raises DataError."""
+    classifier = model.classifier
+    classes, ways = set(labelled.labels), classifier.built().learner.ways
+    if model.is_fitted:
+        classes |= set(classifier.classes_.tolist())
+    if len(classes) < 2:
+        raise DataError(f"expected labels of two classes or more in {places}, got only {labelled.labels[0]!r}")
+    if ways not in (None, len(classes)):
+        raise DataError(f"expected {ways} classes, which {model.name} tells apart, got {len(classes)}")
+    try:
+        (classifier.add if model.is_fitted else classifier.fit)(read(labelled), labelled.labels)
+    except ValueError as error:
+        raise DataError(str(error)) from error
+
+
+def read(images: Images) -> np.ndarray:
+    """What an estimator takes: features [N, D], or images [N, H, W, Ch]."""
+    return images.pixels[:, 0, 0] if holds_features(images.pixels.shape[1:]) else images.pixels
 
 
 def _tell_unlike(model: Model, *images: Images) -> None:
@@ -138,52 +196,48 @@ def _tell_unlike(model: Model, *images: Images) -> None:
                 )
 
 
-def _features(path: str, labelled: bool, model: Model, strict: bool) -> Images:
-    """Features of an .npz file, or of pictures by the model's encoder. Raises DataError."""
-    width = model.learner.image_shape[2]
+def _encoder(model: Model, path: str) -> Encoder | None:
+    """What turns the pictures of a path into features, None for an .npz file. Raises DataError."""
     if Path(path).suffix == ".npz" or model.encoder is None:
-        return load_features(path, width, labelled)
-    encoder = load_encoder(model.encoder)
+        return None
+    encoder, width = load_encoder(model.encoder), model.image_shape[2]
     if encoder.features != width:
         raise DataError(f"expected an encoder of {width} features, got {encoder.features} of {plain(encoder.name)}")
-    files = (labelled_files if labelled else unlabelled_files)(Path(path))
-    return FeatureCache(say=partial(print, file=sys.stderr)).encode_files(encoder, files, strict)
+    return encoder
 
 
-def answered(
-    model: Model,
-    temperatures: Temperatures,
-    support: Images,
-    query: Images,
-    seed: int = 0,
-    keep_accuracy: float = KEEP_ACCURACY,
-) -> Predicted:
-    """What the model says of the queries, and how unknown each looks. Raises InferenceFailedError."""
-    classes, y = np.unique(support.labels, return_inverse=True)
-    learner = model.learner.with_draws(draws_for(len(y), len(classes)))
-    inputs, new = (embed(learner, images.pixels) for images in (support, query))
-    prior = TemperaturePrior(temperatures.own, temperatures.fewer)
-    task = fit_task(learner, jax.random.key(seed), inputs, y.astype(np.int32), len(classes), prior)
+def _cache() -> FeatureCache:
+    return FeatureCache(say=partial(print, file=sys.stderr))
+
+
+def answered(model: Model, query: Images, keep_accuracy: float = KEEP_ACCURACY) -> Predicted:
+    """What the fitted model says of the queries, and how unknown each looks. Raises InferenceFailedError."""
+    classifier, task, prior = model.classifier, model.classifier.task_, model.classifier.prior_temperature_
+    new = embed(task.learner, query.pixels)
     probabilities, p_values = task.probabilities(new), task.unknown_p_values(new)
     return Predicted(
         names=query.names,
-        classes=[str(one) for one in classes],
-        counts=np.bincount(y).tolist(),
+        classes=[str(one) for one in classifier.classes_],
+        counts=classifier.class_count_.tolist(),
         probabilities=probabilities,
         unknown=None if p_values is None else 1 - p_values,
         kept=kept_at(probabilities, keep_accuracy),
-        temperature=float(task.temperatures.mean),
-        before=None if temperatures.fewer is None else temperatures.own,
-        read_as=_read_as(model, support),
+        temperature=classifier.temperature_,
+        before=None if prior.fewer is None else prior.own,
+        read_as=_read_as(model, query),
     )
 
 
-def _read_as(model: Model, support: Images) -> str:
+def _read_as(model: Model, query: Images) -> str:
     """What the network sees: a user's photographs may be larger, and have colours that it was not trained on."""
-    height, width, channels = model.learner.image_shape
-    if holds_features(model.learner.image_shape):
-        by = f" of {plain(model.encoder)}" if model.encoder and Path(support.names[0]).is_file() else ""
-        return f"{channels} features{by}"
+    height, width, channels = model.image_shape
+    if holds_features(model.image_shape):
+        encoder, asked, head = model.encoder, model.classifier.learner, model.classifier.head_
+        by = f" of {plain(encoder)}" if encoder and Path(query.names[0]).is_file() else ""
+        special = ""
+        if isinstance(head, PretrainedHead) and isinstance(asked, PretrainedHead) and head.name != asked.name:
+            special = f", answered by {head.name}"
+        return f"{channels} features{by}{special}"
     ink = model.prepare.photographs if isinstance(model.prepare, InkPreparation) else 0
     of_ink = f"; {ink} photographs of ink cleaned and centred (--no-ink leaves them as they are)" if ink else ""
     return f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}{of_ink}"

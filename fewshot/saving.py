@@ -21,12 +21,14 @@ from jaxtyping import Shaped
 
 from fewshot.conditioning import Kept
 from fewshot.evaluation.text import plain
-from fewshot.heads import HEADS, Built, Head, fingerprint_of
+from fewshot.heads import HEADS, Built, Head, PretrainedHead, fingerprint_of
+from fewshot.inputs import name_of
 from fewshot.learners import Learner
 from fewshot.models.networks.encoders import ENCODERS, Encoder
+from fewshot.pretrained import SPECIAL
 from fewshot.training import weights
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1 has no `answers`
 GIVEN = "given"  # of a Learner that whoever loads the file has
 MOST_CLASSES, MOST_LETTERS = 100_000, 10_000
 LARGEST_TEMPERATURE = 1e6
@@ -41,12 +43,14 @@ class SavedError(ValueError):
 class About:
     """What the JSON of a file says.
 
-    kind: of the head, "given" for a Learner; parameters: those of the head; fingerprint: SHA-256 of what the head only
-    points at. The others are parameters of the estimator; features and feature_names belong to a table.
+    kind: of the head, "given" for a Learner; parameters: those of the head; answers: the shipped weights that answer,
+    by name, which may be special ones of the head's; fingerprint: SHA-256 of what only pointed at is and answers.
+    The others are parameters of the estimator; features and feature_names belong to a table.
     """
 
     kind: str
     parameters: dict[str, object]
+    answers: str | None
     fingerprint: str
     encoder: str | None
     temperature: float | str
@@ -56,11 +60,13 @@ class About:
     feature_names: list[str] | None
 
 
-def described(learner: Head | Learner) -> tuple[str, dict[str, object], str]:
-    """Kind, parameters and fingerprint of a learner."""
-    if isinstance(learner, Learner):
-        return GIVEN, {}, fingerprint_of(learner)
-    return learner.kind, learner.get_params(deep=False), learner.fingerprint()
+def described(learner: Head | Learner, answering: Head | Learner) -> tuple[str, dict[str, object], str | None, str]:
+    """Kind and parameters of a learner, name and fingerprint of what answers for it."""
+    name = answering.name if isinstance(answering, PretrainedHead) else None
+    if isinstance(answering, Learner):
+        return GIVEN, {}, name, fingerprint_of(answering)
+    assert isinstance(learner, Head)
+    return learner.kind, learner.get_params(deep=False), name, answering.fingerprint()
 
 
 def save(path: Path, about: About, classes: Shaped[np.ndarray, " C"], kept: Kept) -> None:
@@ -86,6 +92,9 @@ def load(path: Path) -> tuple[About, np.ndarray, Kept]:
     except (ValueError, OSError) as error:
         raise SavedError(f"expected a saved classifier in {path}, got {plain(error)[:200]}") from error
     stored = _parsed(metadata.get("about", ""))
+    if isinstance(stored, dict) and stored.get("schema_version") == 1:
+        stored.setdefault("answers", None)
+        stored["schema_version"] = SCHEMA_VERSION
     if not isinstance(stored, dict) or stored.get("schema_version") != SCHEMA_VERSION:
         version = repr(stored.get("schema_version"))[:40] if isinstance(stored, dict) else "none"
         raise SavedError(f"expected a saved classifier of schema version {SCHEMA_VERSION} in {path}, got {version}")
@@ -99,24 +108,33 @@ def load(path: Path) -> tuple[About, np.ndarray, Kept]:
     return about, np.array(stored["classes"]), _checked_arrays(path, arrays, len(stored["classes"]))
 
 
-def learner_of(about: About, given: Head | Learner | None, path: Path) -> Head | Learner:
-    """The learner that a file describes, or the given one if it is the same. Raises SavedError."""
+def learner_of(about: About, given: Head | Learner | None, path: Path) -> tuple[Head | Learner, Head | Learner]:
+    """The learner that a file describes, or the given one if it is the same, and what answers. Raises SavedError."""
     if given is None and about.kind == GIVEN:
         raise SavedError(f"expected learner=, the Learner that {path} was fitted with, got none; it is not in the file")
     try:
         learner = HEADS[about.kind](**about.parameters) if given is None else given
-        kind, _, fingerprint = described(learner)
+        answering = learner if about.answers is None else _special(learner, about.answers)
+        kind, _, _, fingerprint = described(learner, answering)
     except (TypeError, ValueError, OSError) as error:
         raise SavedError(f"{path}: learner: {plain(error)[:300]}") from error
     if (kind, fingerprint) != (about.kind, about.fingerprint):
         got = kind if kind != about.kind else f"another with SHA-256 {fingerprint[:12]}..."
         raise SavedError(f"{path}: expected the {about.kind} learner {about.fingerprint[:12]}, got {got}; fit again")
-    return learner
+    return learner, answering
+
+
+def _special(learner: Head | Learner, name: str) -> PretrainedHead:
+    """The shipped weights of that name, which belong to those of the learner. Raises ValueError."""
+    own = learner.name if isinstance(learner, PretrainedHead) else None
+    if own is None or name not in (own, *SPECIAL.get(own, ())):
+        raise ValueError(f"expected weights that belong to {own or 'shipped ones'}, got {name[:80]!r}")
+    return PretrainedHead(name)
 
 
 def encoder_of(about: About, given: str | Encoder | None, path: Path) -> str | Encoder | None:
     """The encoder that a file names, or the given one. Raises SavedError for a name that leads elsewhere."""
-    name = given if given is None or isinstance(given, str) else given.name
+    name = name_of(given)
     if given is None and about.encoder is not None and about.encoder not in ENCODERS:
         wanted = plain(about.encoder)[:80]
         raise SavedError(
@@ -184,6 +202,7 @@ def _expected_of(name: str, value: object) -> str:
         "schema_version": (type(value) is int, "a whole number"),
         "kind": (isinstance(value, str) and value in (*HEADS, GIVEN), f"one of {', '.join((*HEADS, GIVEN))}"),
         "parameters": (isinstance(value, dict), "an object"),
+        "answers": (optional_name, "a name or null"),
         "fingerprint": (isinstance(value, str) and len(value) in (0, 64) and value.isalnum() | (not value), "SHA-256"),
         "encoder": (optional_name, "a name or null"),
         "temperature": (value == "auto" or _is_positive(value), "a positive number or auto"),

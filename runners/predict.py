@@ -1,12 +1,14 @@
 """Class probabilities of pictures, from a few labelled ones of each class.
 
-python runners/predict.py [RUN_DIR | NAME] --support DIR_OR_NPZ --query PATH [PATH ...] [--csv FILE]    see --help
+python runners/predict.py [RUN_DIR | NAME] --support DIR_OR_NPZ --query PATH [PATH ...] [--save FILE]    see --help
+python runners/predict.py FILE [--add DIR_OR_NPZ ...] --query PATH [PATH ...]
 
 Without RUN_DIR or NAME a pretrained encoder with its head answers (`photographs`). --support is a folder with a
 subfolder for each class, or an .npz file with `images` and `labels`; --query folders, images or .npz files with
 `images`; for a run on embeddings, .npz files with `features`, or pictures with --encoder. Images are cropped or fitted
 as those of the run's own data set were; of a run on characters, photographs of ink on paper are cleaned and centred. A
-picture that cannot be read is reported and left out.
+picture that cannot be read is reported and left out. --save keeps what was learned from the labelled images: FILE
+answers without them, and --add gives it more.
 
 The temperature of the probabilities belongs to a number of classes and of images. Those of the weights that are shipped
 are known; that of a run for another shape than its own is fitted on its training classes, once. With two labelled
@@ -25,17 +27,20 @@ from fewshot.pretrained import DEFAULT, PRETRAINED
 from fewshot.runners.cli.flags import OneLineParser, check_output, positive, whole_number
 from fewshot.runners.cli.launch import launch
 from fewshot.runners.encode import ENCODER_ERRORS
+from fewshot.saving import SavedError
 from fewshot.tasks.replacing import replace_text
 from fewshot.training.overrides import ConfigError
 
 
 @dataclass(frozen=True)
 class PredictionConfig:
-    """The flags of predict.py; run_dir is a run folder or the name of weights that are shipped."""
+    """The flags of predict.py; run_dir is a run folder, the name of weights that are shipped, or a file of --save."""
 
     run_dir: str
-    support: str
+    support: str | None
     query: tuple[str, ...]
+    add: tuple[str, ...] = ()
+    save: str | None = None
     csv: str | None = None
     temperature: float | None = None
     seed: int = 0
@@ -51,14 +56,17 @@ class PredictionConfig:
 def main(config: PredictionConfig) -> Predicted:
     """Probabilities, answers and scores of every query, written where they were asked for.
 
-    Raises ConfigError, DataError, EncoderError, RunError, WeightsError or InferenceFailedError, each with one line.
+    Raises ConfigError, DataError, EncoderError, RunError, SavedError, WeightsError or InferenceFailedError, each with
+    one line.
     """
-    for flag, path in (("--csv", config.csv), ("--json", config.json), ("--report", config.report)):
+    outputs = {"--csv": config.csv, "--json": config.json, "--report": config.report, "--save": config.save}
+    for flag, path in outputs.items():
         check_output(flag, path)
-    found, query = predict_folders(
+    found, query, classifier = predict_folders(
         config.run_dir,
         config.support,
         config.query,
+        add=config.add,
         encoder=config.encoder,
         temperature=config.temperature,
         keep_accuracy=config.keep_accuracy,
@@ -74,6 +82,8 @@ def main(config: PredictionConfig) -> Predicted:
         replace_text(Path(config.json), json_text(found))
     if config.report:
         replace_text(Path(config.report), html_page(found, query))
+    if config.save:
+        classifier.save(config.save)
     return found
 
 
@@ -92,14 +102,16 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
         "run_dir",
         nargs="?",
         default=DEFAULT,
-        metavar="RUN_DIR | NAME",
-        help=f"folder of a run, or one of {', '.join(PRETRAINED)} (default {DEFAULT})",
+        metavar="RUN_DIR | NAME | FILE",
+        help=f"folder of a run, one of {', '.join(PRETRAINED)} (default {DEFAULT}), or what --save wrote",
     )
-    parser.add_argument("--support", required=True, metavar="PATH", help="folder with a subfolder a class, or .npz")
+    parser.add_argument("--support", metavar="PATH", help="folder with a subfolder a class, or .npz; not with FILE")
+    parser.add_argument("--add", nargs="+", default=[], metavar="PATH", help="more of the same, as for what FILE holds")
     parser.add_argument(
         "--query", required=True, nargs="+", metavar="PATH", help="folders of images, single images, or .npz"
     )
     parser.add_argument("--encoder", metavar="NAME", help="reads the pictures of a run on embeddings")
+    parser.add_argument("--save", metavar="FILE", help="write what was learned from the labelled images to this file")
     parser.add_argument("--csv", metavar="FILE", help="write all probabilities to this file")
     parser.add_argument("--json", metavar="FILE", help="the same for programs")
     parser.add_argument("--report", metavar="FILE", help="an HTML page of the pictures, the least certain first")
@@ -122,12 +134,12 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
     parser.add_argument("--seed", type=whole_number, default=0, help="of the inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     given = vars(parser.parse_args(arguments))
-    return PredictionConfig(**given | {"query": tuple(given["query"])})
+    return PredictionConfig(**given | {name: tuple(given[name]) for name in ("query", "add")})
 
 
 def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, or 2 after an error in one line."""
-    return launch(parse, main, arguments, InferenceFailedError, *ENCODER_ERRORS)
+    return launch(parse, main, arguments, InferenceFailedError, SavedError, *ENCODER_ERRORS)
 
 
 if __name__ == "__main__":

@@ -43,10 +43,11 @@ class Images(NamedTuple):
     labels: list[str]
 
 
-def load_labelled(path: str | Path, shape: Shape, prepare: Prepare, strict: bool = True) -> Images:
+def load_labelled(path: str | Path, shape: Shape, prepare: Prepare, strict: bool = True, fewest: int = 2) -> Images:
     """Images of the subfolders of a folder, each named like its class, or arrays `images` and `labels` of an .npz file.
 
-    Files that cannot be read are left out unless `strict`. Raises DataError.
+    Files that cannot be read are left out unless `strict`. Raises DataError, also for a folder of fewer classes than
+    `fewest`.
     """
     path = Path(path)
     if path.suffix == ".npz":
@@ -55,16 +56,17 @@ def load_labelled(path: str | Path, shape: Shape, prepare: Prepare, strict: bool
             shapes = f"images of shape {arrays['images'].shape} and labels of {arrays['labels'].shape}"
             raise DataError(f"expected one label for every image in {path}, got {shapes}")
         return _from_array(path, arrays["images"], labels_of(path, arrays["labels"]), shape, prepare)
-    return prepared_files(labelled_files(path), shape, prepare, strict)
+    return prepared_files(labelled_files(path, fewest), shape, prepare, strict)
 
 
-def labelled_files(path: Path) -> list[tuple[Path, str]]:
+def labelled_files(path: Path, fewest: int = 2) -> list[tuple[Path, str]]:
     """The images in the subfolders of a folder, each with the name of its class. Raises DataError."""
     files = [(file, folder.name) for folder in subfolders(path) for file in _images_of_a_class(folder)]
     classes = sorted({label for _, label in files})
-    if len(classes) < 2:
+    if len(classes) < fewest:
         got = f"only {classes[0]}" if classes else "no subfolder"
-        raise DataError(f"expected a subfolder of images for each of two classes or more in {path}, got {got}")
+        wanted = "each of two classes or more" if fewest == 2 else "every class"
+        raise DataError(f"expected a subfolder of images for {wanted} in {path}, got {got}")
     tell_left_out(path, (file for file, _ in files))
     return files
 

@@ -1,6 +1,7 @@
 """The estimator: scikit-learn's contract, what may be handed to it, and what it says beside probabilities."""
 
 import itertools
+import pickle
 from functools import partial
 from types import SimpleNamespace
 
@@ -32,7 +33,7 @@ from fewshot.models import KERNELS, Identity, LabelRegression
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.gaussian import Marginals
 from fewshot.models.likelihoods import Softmax
-from fewshot.pretrained import Pretrained, TemperatureTable
+from fewshot.pretrained import Kind, Pretrained, TemperatureTable
 from fewshot.training.run import Run, load_run
 
 REGRESSION = GaussianProcessHead(likelihood="gaussian", kernel="rbf")  # compiles in the least time
@@ -401,6 +402,37 @@ def test_what_is_shipped_comes_with_its_encoder_and_temperatures(monkeypatch):
     assert model.learner.build(6).temperature([1, 1])[:2] == (table.at([1, 1]), None)
     features, labels = clusters()
     assert model.fit(features, labels).score(features, labels) > 0.9
+
+
+@pytest.fixture
+def two_kinds(monkeypatch):
+    """Shipped weights of 6 features, special ones of another scale for what lies along the first axis."""
+    table = TemperatureTable((2, 3), (1, 2), np.log([[0.5, 0.5], [0.5, 0.5]]))
+
+    def shipped(name, scale, kind=None, special=()):
+        head = GaussianProcessHead(likelihood="gaussian", scale=scale)
+        return Pretrained(name, Run(head._configuration(), head.build(6).learner), None, table, kind, special)
+
+    special = shipped("photographs-flowers", 3.0, Kind(np.eye(6)[:1], 0.8))
+    every = {one.name: one for one in (shipped("photographs", 30.0, special=(special,)), special)}
+    monkeypatch.setattr(heads, "_pretrained", every.__getitem__)
+    return FewShotClassifier.from_pretrained("photographs")
+
+
+def test_labelled_examples_choose_the_head_of_their_kind(two_kinds, tmp_path):
+    """It stays with what was fitted: `add`, pickles and files keep it; `fit` chooses anew."""
+    features, labels = clusters()
+    along = features + 20 * np.eye(6)[0]
+    fitted = clone(two_kinds).fit(along, labels)
+    assert fitted.head_.name == "photographs-flowers" and fitted.learner.name == "photographs"
+    alone = FewShotClassifier(PretrainedHead("photographs-flowers")).fit(along, labels)
+    np.testing.assert_array_equal(fitted.predict_proba(along), alone.predict_proba(along))
+    fitted.save(tmp_path / "a")
+    for one in (fitted, FewShotClassifier.load(tmp_path / "a"), pickle.loads(pickle.dumps(fitted))):
+        one.add(-along[:2], labels[:2])
+        assert one.head_.name == "photographs-flowers" and one.learner.name == "photographs"
+        np.testing.assert_array_equal(one.predict_proba(along), fitted.predict_proba(along))
+    assert fitted.fit(-along, labels).head_.name == "photographs"
 
 
 @pytest.mark.long

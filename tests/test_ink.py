@@ -117,12 +117,10 @@ def test_a_run_on_characters_says_what_it_read_and_what_looks_like_none(tiny_run
     full = np.full((40, 40), 255, np.uint8)
     full[:, 0] = full[:, -1] = full[0] = full[-1] = 0
     Image.fromarray(full).save(tmp_path / "query" / "full.png")
-    where = str(tmp_path / "support"), [str(tmp_path / "query")]
-    model = predicting.load_model(str(tiny_run.path))
-    support, _ = predicting.load_images(model, *where)
-    assert "; 3 photographs of ink cleaned and centred (--no-ink leaves them" in predicting._read_as(model, support)
+    where = str(tiny_run.path), str(tmp_path / "support"), [str(tmp_path / "query")]
+    found = predicting.predict_folders(*where, temperature=1.0).answers
+    assert "; 3 photographs of ink cleaned and centred (--no-ink leaves them" in found.read_as
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: ") and "full.png does not look like the characters of omniglot" in line
-    plain = predicting.load_model(str(tiny_run.path), find_ink=False)
-    support, _ = predicting.load_images(plain, *where)
-    assert "ink" not in predicting._read_as(plain, support)
+    found = predicting.predict_folders(*where, temperature=1.0, find_ink=False).answers
+    assert "ink" not in found.read_as

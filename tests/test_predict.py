@@ -15,6 +15,7 @@ from PIL import Image
 from problems import double
 from sklearn.base import clone
 
+from fewshot import classifier as classifier_module
 from fewshot import conditioning, predicting
 from fewshot.classifier import FewShotClassifier
 from fewshot.conditioning import fit_task
@@ -430,7 +431,7 @@ def test_features_of_ones_own_from_training_to_probabilities(tmp_path, capsys):
 def test_predictions_draw_by_a_key_that_inference_does_not_use(classifier, task, monkeypatch):
     """Draws that come twice would have the prediction's error follow that of the inference."""
     fitted, used = classifier.fit(task.x_support, task.y_support), []
-    plain, key = conditioning.apply, fitted._fitted_task().key
+    plain, key = conditioning.apply, fitted.task_.key
 
     def apply(function, learner, static, *arguments):
         if function is not conditioning._predicted:
@@ -469,7 +470,7 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
         return fit_task(*arguments)
 
     monkeypatch.setattr(shape_temperature, "temperature_of", fitted)
-    monkeypatch.setattr(predicting, "fit_task", fit)
+    monkeypatch.setattr(classifier_module, "fit_task", fit)
     without = shutil.ignore_patterns(shape_temperature.KEPT)  # what is fitted is kept there
     path = shutil.copytree(tiny_run.path, tmp_path / "run", ignore=without)
     own = load_run(path)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fewshot import predicting, pretrained
+from fewshot import FewShotClassifier, classifier, heads, predicting, pretrained
 from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary
 from fewshot.models.networks import encoders
 from fewshot.models.networks.pictures import FrozenEncoder, Preparation
@@ -77,6 +77,8 @@ def shop(tmp_path, monkeypatch):
     monkeypatch.setitem(encoders.ENCODERS, "colours", lambda: encoder)
     asked = RunConfig(dataset="embeddings:x", likelihood="gaussian", kernel="rbf", backbone="identity")
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
+    monkeypatch.setattr(pretrained, "SPECIAL", {})
+    monkeypatch.setattr(heads, "_pretrained", pretrained.load_pretrained)
     table = TemperatureTable((2, 3), (1, 2), np.log([[0.5, 0.6], [0.7, 0.8]]))
     store(tmp_path / "photographs.safetensors", build_run(resolve(asked), (1, 1, 3)), table, "colours")
     for name, colour in {"red": (255, 0, 0), "green": (0, 255, 0)}.items():
@@ -97,7 +99,8 @@ def arguments(shop, *more):
 def test_pictures_to_answers_without_naming_a_run(shop, capsys, monkeypatch):
     passed: list[int] = []
     embed = predicting.embed
-    monkeypatch.setattr(predicting, "embed", lambda learner, x: passed.append(len(x)) or embed(learner, x))
+    for module in (predicting, classifier):
+        monkeypatch.setattr(module, "embed", lambda learner, x: passed.append(len(x)) or embed(learner, x))
     (shop / "query" / "b.png").write_bytes(b"\x89PNG nothing")
     (shop / "support" / "red" / "c.png").write_bytes(b"")
     files = [shop / name for name in ("p.csv", "p.json", "p.html")]
@@ -118,10 +121,49 @@ def test_pictures_to_answers_without_naming_a_run(shop, capsys, monkeypatch):
 
 
 def test_the_temperature_of_a_name_is_the_stored_one(shop, monkeypatch):
-    model = load_model()
-    assert model.temperatures([1, 1]) == (pytest.approx(0.5), None)
-    assert model.temperatures([2, 2]) == (pytest.approx(0.6), pytest.approx(0.5))
-    assert model.temperatures([2, 1]) == (pytest.approx(np.sqrt(0.5 * 0.6)), pytest.approx(0.5))
+    temperature = load_model().classifier.built().temperature
+    assert temperature([1, 1])[:2] == (pytest.approx(0.5), None)
+    assert temperature([2, 2])[:2] == (pytest.approx(0.6), pytest.approx(0.5))
+    assert temperature([2, 1])[:2] == (pytest.approx(np.sqrt(0.5 * 0.6)), pytest.approx(0.5))
+
+
+@pytest.mark.long
+def test_what_was_learned_is_saved_and_added_to(shop, capsys):
+    """A file answers as the folder did, without it; more pictures are added, as if they had been there before."""
+    (shop / "more" / "red").mkdir(parents=True)
+    Image.new("RGB", (9, 9), (200, 40, 0)).save(shop / "more" / "red" / "7.png")
+    first, second, query = shop / "first.fewshot", shop / "second.fewshot", ["--query", str(shop / "query")]
+    at_once = predict.main(predict.parse(arguments(shop, "--save", str(first))))
+    of_file = predict.main(predict.parse([str(first), *query]))
+    assert json_text(of_file) == json_text(at_once)
+    more = ["--add", str(shop / "more")]
+    added = predict.main(predict.parse([str(first), *query, *more, "--save", str(second)]))
+    assert sum(added.counts) == 5 and added.read_as == at_once.read_as
+    together = predict.main(predict.parse(arguments(shop, *more)))
+    again = predict.main(predict.parse([str(second), *query]))
+    for one in (together, again):
+        np.testing.assert_allclose(one.probabilities, added.probabilities, rtol=1e-4, atol=0)
+    assert not np.allclose(added.probabilities, at_once.probabilities, rtol=1e-3, atol=0)
+    loaded = FewShotClassifier.load(second)
+    assert loaded.predict([shop / "query" / "a.png"]) == ["red"] and loaded.class_count_.tolist() == [2, 3]
+
+
+def test_files_and_labelled_images_that_do_not_fit_are_refused(shop, capsys):
+    path = shop / "a.fewshot"
+    predict.main(predict.parse(arguments(shop, "--save", str(path))))
+    query = ["--query", str(shop / "query")]
+    for given, message in (
+        (query, "expected --support, the labelled images, with photographs, got none"),
+        ([str(path), *arguments(shop)], "which holds labelled images; put more of them after --add"),
+        ([str(path), *query, "--temperature", "1"], "expected no --temperature with"),
+        ([str(path), *query, "--encoder", "onnx:a.onnx"], "expected the encoder colours, got onnx:a.onnx"),
+        ([str(shop / "query" / "a.png"), *query], "expected a saved classifier in"),
+        ([*arguments(shop), "--save", str(shop / "nothing" / "a")], "--save"),
+    ):
+        with pytest.raises(SystemExit):
+            predict.command_line(given)
+        (line,) = capsys.readouterr().err.splitlines()[-1:]
+        assert message in line
 
 
 def test_what_makes_no_sense_is_refused(shop, tiny_run):

@@ -9,7 +9,17 @@ import pytest
 from safetensors import numpy as safetensors
 
 from fewshot.learners import solve
-from fewshot.pretrained import FOLDER, PRETRAINED, TemperatureTable, load_pretrained, read, store
+from fewshot.pretrained import (
+    FOLDER,
+    PRETRAINED,
+    SPECIAL,
+    Kind,
+    Pretrained,
+    TemperatureTable,
+    load_pretrained,
+    read,
+    store,
+)
 from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.run import build_run
 from fewshot.training.run_directory import RunError
@@ -40,16 +50,45 @@ def run():
     return build_run(resolve(asked), (1, 1, 4))
 
 
+KIND = Kind(np.eye(4, dtype=np.float32)[:2], 0.5)
+
+
 @pytest.fixture
 def file(run, tmp_path):
-    store(tmp_path / "x.safetensors", run, TABLE, "efficientnet-lite0")
+    store(tmp_path / "x.safetensors", run, TABLE, "efficientnet-lite0", KIND)
     return tmp_path / "x.safetensors"
+
+
+def test_likeness_is_the_mean_cosine_with_the_nearest_class():
+    features = np.random.default_rng(0).normal(size=(5, 4))
+    cosines = [[one @ mean / np.linalg.norm(one) for mean in KIND.means] for one in features]
+    assert KIND.likeness(features) == pytest.approx(np.mean([max(row) for row in cosines]))
+    assert KIND.likeness(1000 * features) == pytest.approx(KIND.likeness(features))
+
+
+def test_the_labelled_images_tell_which_head_answers(run):
+    """Of two kinds that fit the one that is nearer; what is for all where none fits, as for half of the images."""
+    axes = np.eye(4, dtype=np.float32)
+    some, more = (
+        Pretrained(name, run, None, TABLE, Kind(means, 0.55))
+        for name, means in (("some", axes[:2]), ("more", axes[1:3]))
+    )
+    every = Pretrained("every", run, None, TABLE, special=(some, more))
+    images = 7 * axes[:, None, None]
+    assert every.for_task(images[[0, 1]]) is some
+    assert every.for_task(images[[1, 2, 2]]) is more
+    assert every.for_task(images[[0, 1, 2]]) in (some, more)  # two thirds of them are like each
+    assert every.for_task(images[[0, 3]]) is every
+    assert every.for_task(images[[3]]) is every
+    assert some.for_task(images[[3]]) is some
 
 
 @pytest.mark.long
 def test_what_was_stored_answers_as_before(run, file):
     found = read(file, "x")
     assert found.encoder == "efficientnet-lite0" and found.temperature([1, 1]) == pytest.approx(0.1)
+    np.testing.assert_array_equal(found.kind.means, KIND.means)
+    assert found.kind.least == KIND.least
     x = jax.random.normal(jax.random.key(1), (6, 4))
     y = jnp.array([0, 1, 0, 1])
     before, after = (
@@ -85,6 +124,12 @@ DAMAGE = {
     "no JSON": (lambda _, about: about.update(config="{"), "install the package again"),
     "another rank": (lambda _, about: replaced(about, '"backbone.rank": 2', '"backbone.rank": 3'), "does not fit"),
     "no such kernel": (lambda _, about: replaced(about, '"kernel": "cosine"', '"kernel": "x"'), "one of cosine"),
+    "no least likeness": (lambda arrays, _: arrays.pop("kind/least"), "class means and a least likeness"),
+    "a word for means": (lambda arrays, _: arrays.update({"kind/means": np.array([1, 2])}), r"class means \[K, D\]"),
+    "longer means": (lambda arrays, _: arrays.update({"kind/means": 2 * KIND.means}), "class means of length 1"),
+    "means that are none": (lambda arrays, _: arrays.update({"kind/means": np.nan * KIND.means}), "of length 1"),
+    "fewer features": (lambda arrays, _: arrays.update({"kind/means": np.eye(3)}), "class means of 4 features"),
+    "no cosine": (lambda arrays, _: arrays.update({"kind/least": np.array(2.0)}), "and a cosine"),
     "no weights": (lambda arrays, _: arrays.pop("learner/deep_kernel/backbone/gains"), "does not fit"),
 }  # fmt: skip
 
@@ -114,3 +159,13 @@ def test_what_is_shipped_can_be_loaded_and_has_a_card(name):
     assert all(0.005 < found.temperature([shot] * way) < 5 for way in (2, 5, 20) for shot in (1, 5, 10))
     card = (FOLDER / f"{name}.md").read_text()
     assert all(f"## {part}" in card for part in ("Data", "Command", "Metrics", "Licence", "Limits"))
+
+
+def test_special_weights_answer_their_own_kind_alone():
+    for name, names in SPECIAL.items():
+        found = load_pretrained(name)
+        assert found.kind is None and tuple(one.name for one in found.special) == names
+        for one in found.special:
+            assert found.for_task(one.kind.means[:, None, None]) is one
+        noise = np.abs(np.random.default_rng(0).normal(size=(10, 1, 1, found.learner.image_shape[2])))
+        assert found.for_task(noise) is found

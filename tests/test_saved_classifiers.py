@@ -44,6 +44,24 @@ def test_a_file_holds_all_that_was_fitted(saved):
     np.testing.assert_array_equal(again.predict_proba(table), fitted.predict_proba(table))
 
 
+def test_a_file_of_the_first_version_is_read(saved, tmp_path):
+    def first(text):
+        about = json.loads(text)
+        assert about.pop("answers") is None and about["schema_version"] == 2
+        return json.dumps(about | {"schema_version": 1})
+
+    rewrite(saved, tmp_path / "a", change_text=first)
+    table = pd.DataFrame(FEATURES, columns=list("uvwxyz"))
+    again = FewShotClassifier.load(tmp_path / "a")
+    np.testing.assert_array_equal(again.predict_proba(table), FewShotClassifier.load(saved).predict_proba(table))
+
+
+def test_weights_that_do_not_belong_to_the_learner_do_not_answer(saved, tmp_path):
+    rewrite(saved, tmp_path / "a", change_text=lambda text: text.replace('"answers": null', '"answers": "omniglot"'))
+    with pytest.raises(SavedError, match="learner: expected weights that belong to shipped ones, got 'omniglot'"):
+        FewShotClassifier.load(tmp_path / "a")
+
+
 @pytest.mark.parametrize("labels", [[True, False] * 3, [-3, 10**12, -3] * 2, [1.0, 2.0] * 3, ["", "é\n"] * 3])
 def test_labels_keep_their_kind(labels, tmp_path):
     fitted = FewShotClassifier(MODEL.learner, temperature=1.0).fit(FEATURES[:6], labels)
@@ -197,4 +215,4 @@ def test_no_damage_of_the_file_is_a_traceback(saved, tmp_path):
 def test_a_pickle_is_no_saved_classifier(tmp_path):
     (tmp_path / "a").write_bytes(pickle.dumps([1, 2, 3]))
     assert "expected a saved classifier in" in told(tmp_path / "a")
-    assert saving.SCHEMA_VERSION == 1
+    assert saving.SCHEMA_VERSION == 2

@@ -30,7 +30,7 @@ def test_terms_are_sums_over_the_labels_that_may_come(fitted):
     found = fitted.suggest(pool, 3)
     first = fitted.unknown_score(pool)
     assert found.positions[0] == np.argmax(first) and found.information[0] == pytest.approx(first.max(), rel=1e-5)
-    task = replace(fitted._fitted_task(), temperatures=single(1.0))
+    task = replace(fitted.task_, temperatures=single(1.0))
     p = task.probabilities(fitted._inputs(pool[found.positions[:1]]))[0]
     assert abs(p[0] - 0.5) > 0.2
     later = [
@@ -132,7 +132,7 @@ def test_labels_that_may_come_leave_the_prior_as_it_is():
     )  # what two examples a class make of it
     new, label = follows.fit(X, LABELS)._inputs(POOL[:1]), np.array([1], np.int32)
     queries = follows._inputs(POOL)
-    may_come = follows._fitted_task().with_labels(new, label).latents(queries)
+    may_come = follows.task_.with_labels(new, label).latents(queries)
     wanted = fixed.fit(X, LABELS).add(POOL[:1], ["b"]).predict_latent(POOL)
     for got, expected in zip(may_come, wanted, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
