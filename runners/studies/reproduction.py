@@ -93,6 +93,7 @@ def main(config: ReproductionConfig) -> Sequence[Row] | Sequence[reporting.Row]:
     comparison = COMPARISONS[config.name]
     folder = Path(config.out or f"runs/{config.name}{'-quick' if config.quick else ''}")
     rows, diverged = _finished(comparison, config, folder)
+    _write(folder, config, comparison, rows, diverged)
     shown = comparison_table.table(rows, comparison.published, diverged)
     print("\n" + format_table(shown.header, shown.lines) + f"\nwrote {folder / 'table.md'}")
     if rows:
