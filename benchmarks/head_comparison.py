@@ -97,7 +97,7 @@ def solved(pretrained: Pretrained, others: Others, case: Case, count: int) -> di
         inputs = embed(head.learner, case.dataset)
         raw, (own, fewer) = score(head.learner, inputs, episodes), head.temperatures([shot] * way)
         ours.append(raw.tempered(own))
-        if fewer is not None and way * shot < MOST_ADAPTED:
+        if fewer is not None and way * shot <= MOST_ADAPTED:
             adapted.append(raw.tempered(task_temperatures(head.learner, inputs, episodes, own, fewer)))
     found = {OURS: picked(which, ours)}
     if adapted:
