@@ -100,10 +100,10 @@ def predict_folders(
     given = [(str(path), fewest) for path, fewest in ((support, 2), *((path, 1) for path in add)) if path is not None]
     labelled = [load_support(model, path, strict, fewest) for path, fewest in given]
     asked = joined([load_queries(model, str(path), strict) for path in query])
-    if labelled:
-        learn(model, joined(labelled), " and ".join(path for path, _ in given))
     if model.dataset in STYLES:
         _tell_unlike(model, *labelled, asked)
+    if labelled:
+        learn(model, joined(labelled), " and ".join(path for path, _ in given))
     return Found(answered(model, asked, keep_accuracy), asked, model.classifier)
 
 
@@ -167,18 +167,18 @@ def learn(model: Model, labelled: Images, places: str) -> None:
     classifier = model.classifier
     classes, ways = set(labelled.labels), classifier.built().learner.ways
     if model.is_fitted:
-        classes |= set(classifier.classes_.tolist())
+        known = classifier.classes_.tolist()
+        if not isinstance(known[0], str):
+            raise DataError(f"expected words as labels in {model.name}, got {known[0]!r}; add to it in Python")
+        classes |= set(known)
     if len(classes) < 2:
         raise DataError(f"expected labels of two classes or more in {places}, got only {labelled.labels[0]!r}")
     if ways not in (None, len(classes)):
         raise DataError(f"expected {ways} classes, which {model.name} tells apart, got {len(classes)}")
-    try:
-        (classifier.add if model.is_fitted else classifier.fit)(read(labelled), labelled.labels)
-    except ValueError as error:
-        raise DataError(str(error)) from error
+    (classifier.add if model.is_fitted else classifier.fit)(estimator_input(labelled), labelled.labels)
 
 
-def read(images: Images) -> np.ndarray:
+def estimator_input(images: Images) -> np.ndarray:
     """What an estimator takes: features [N, D], or images [N, H, W, Ch]."""
     return images.pixels[:, 0, 0] if holds_features(images.pixels.shape[1:]) else images.pixels
 

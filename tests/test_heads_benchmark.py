@@ -2,6 +2,7 @@
 
 import importlib
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -91,3 +92,19 @@ def test_a_temperature_may_be_as_small_as_a_small_scale_needs(setting):
     labels = (p.cumsum(-1) < rng.random((200, 50, 1))).sum(-1)
     flat = np.exp(logits / 100) / np.exp(logits / 100).sum(-1, keepdims=True)
     assert setting.temperature_of([Scores(flat, labels, np.zeros(200, int), 0.0)]) == pytest.approx(0.01, rel=0.05)
+
+
+def test_every_episode_is_answered_by_the_head_that_its_pictures_choose(setting):
+    comparison = importlib.import_module("head_comparison")
+    heads = {name: SimpleNamespace(name=name) for name in ("low", "high")}
+    pretrained = SimpleNamespace(for_task=lambda x: heads["high" if x.mean() > 0.5 else "low"])
+    images = np.arange(8.0)[:, None, None, None] > 3
+    case = comparison.Case("a", SimpleNamespace(images=images.astype(np.float32)), None)
+    support = np.array([[0, 1, 7], [7, 6, 0], [4, 5, 6], [7, 5, 4]])
+    episodes = SimpleNamespace(indices=SimpleNamespace(x_support=support))
+    found, which = comparison.answering(pretrained, case, episodes)
+    assert [one.name for one in found] == ["high", "low"] and which.tolist() == [1, 0, 0, 0]
+    high, low = scores(3, episodes=4), scores(4, episodes=4)
+    picked = comparison.picked(which, [high, low])
+    np.testing.assert_array_equal(picked.probabilities[0], low.probabilities[0])
+    np.testing.assert_array_equal(picked.probabilities[1:], high.probabilities[1:])

@@ -152,6 +152,7 @@ def test_files_and_labelled_images_that_do_not_fit_are_refused(shop, capsys):
     path = shop / "a.fewshot"
     predict.main(predict.parse(arguments(shop, "--save", str(path))))
     query = ["--query", str(shop / "query")]
+    FewShotClassifier.from_pretrained("photographs").fit(np.eye(3), [1, 2, 3]).save(shop / "numbers")
     for given, message in (
         (query, "expected --support, the labelled images, with photographs, got none"),
         ([str(path), *arguments(shop)], "which holds labelled images; put more of them after --add"),
@@ -159,6 +160,7 @@ def test_files_and_labelled_images_that_do_not_fit_are_refused(shop, capsys):
         ([str(path), *query, "--encoder", "onnx:a.onnx"], "expected the encoder colours, got onnx:a.onnx"),
         ([str(shop / "query" / "a.png"), *query], "expected a saved classifier in"),
         ([*arguments(shop), "--save", str(shop / "nothing" / "a")], "--save"),
+        ([str(shop / "numbers"), *query, "--add", str(shop / "support")], "expected words as labels in"),
     ):
         with pytest.raises(SystemExit):
             predict.command_line(given)
