@@ -5,14 +5,12 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from bayesian_qda import ClassPrior, bayesian_qda
-from head_baselines import BASELINES, Baseline, Chosen, choose, first, logistic_regression, solve
+from head_baselines import BASELINES, Baseline, Chosen, choose, first, logistic_regression
 
 from fewshot.evaluation import metrics
 from fewshot.evaluation.episodes import Episodes, Shape, draw_episodes
-from fewshot.evaluation.out_of_episode import score_open
 from fewshot.evaluation.resampling import bootstrap
 from fewshot.evaluation.scoring import Scores, embed, score, task_temperatures
 from fewshot.learners import Learner
@@ -144,60 +142,3 @@ def rows_of(case: Case, found: Mapping[str, Scores]) -> list[list[str]]:
 
 
 HEADER = ["data set", "task", "method (episodes)", "accuracy", "NLL", "ECE", "NLL more than ours"]
-
-
-def unknown_rows(pretrained: Pretrained, others: Others, case: Case, count: int) -> list[list[str]]:
-    """AUROC of unknown classes by every score, then what is kept at KEEP and the area under risk and coverage."""
-    way, shot, _ = case.shape
-    episodes = drawn(case, count, other_classes=way)
-    heads, which = answering(pretrained, case, episodes)
-    scored = [score_open(head.learner, embed(head.learner, case.dataset), episodes) for head in heads]
-    inside, outside = (
-        type(scored[0][0])(*(np.stack(leaves)[which, np.arange(count)] for leaves in zip(*parts, strict=True)))
-        for parts in list(zip(*scored, strict=True))[:2]
-    )
-    features = unit(features_of(case.dataset))
-    regression = others.plain["logistic regression"]
-    both = solve(regression.answer, regression.setting, features, joined(episodes))
-    confidence = both.tempered(regression.temperature).probabilities.max(-1)
-    own = episodes.indices.y_query.shape[1]
-    scores = {
-        "entropy, ours": (np.asarray(inside.entropy), np.asarray(outside.entropy)),
-        "mutual information, ours": (np.asarray(inside.mutual_information), np.asarray(outside.mutual_information)),
-        "largest probability, ours": (np.asarray(inside.probability), np.asarray(outside.probability)),
-        "largest probability, logistic regression": (-confidence[:, :own], -confidence[:, own:]),
-    }
-    areas = {name: area(*pair) for name, pair in scores.items()}
-    baseline = areas["largest probability, logistic regression"]
-    rows = []
-    for name, found in areas.items():
-        more = found - baseline
-        bounds = bootstrap(np.random.default_rng(0), np.mean, more, least=-1.0, most=1.0)
-        shape = f"{way}-way {shot}-shot"
-        rows.append(
-            [
-                case.name,
-                shape,
-                name,
-                f"{found.mean():.4f}",
-                f"{more.mean():+.4f} [{bounds.low:+.4f}, {bounds.high:+.4f}]",
-            ]
-        )
-    return rows
-
-
-def area(inside: np.ndarray, outside: np.ndarray) -> np.ndarray:
-    """AUROC of each episode [E]."""
-    scores = np.concatenate([inside, outside], axis=1)
-    return metrics.auroc(scores, np.broadcast_to(np.arange(scores.shape[1]) >= inside.shape[1], scores.shape))
-
-
-def joined(episodes: Episodes) -> Episodes:
-    """Queries of other classes behind an episode's own, labelled 0: only their probabilities are looked at."""
-    at = episodes.indices
-    query = jnp.concatenate([at.x_query, at.x_other], axis=1)
-    y = jnp.concatenate([at.y_query, jnp.zeros_like(at.x_other)], axis=1)
-    return episodes._replace(indices=at._replace(x_query=query, y_query=y))
-
-
-UNKNOWN_HEADER = ["data set", "task", "score", "AUROC", "more than logistic regression"]

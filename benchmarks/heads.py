@@ -3,6 +3,7 @@
     python benchmarks/heads.py choose --out choice.md                         a round of docs/results/heads/choice.md
     python benchmarks/heads.py folds --out folds.md                           what their number changes
     python benchmarks/heads.py kinds --out docs/results/heads/kinds.md        what a metric is worth for other pictures
+    python benchmarks/heads.py scores --out docs/results/heads/scores.md      which score tells unknown classes
     python benchmarks/heads.py fit --out fewshot/weights                      the files that are shipped
     python benchmarks/heads.py test --out docs/results/heads/comparison.md    beside other methods, paired differences
     python benchmarks/heads.py unknown --out docs/results/heads/unknown.md    classes that a task does not show
@@ -26,7 +27,6 @@ from encoders import class_split, pictures
 from head_comparison import (
     HEADER,
     OURS,
-    UNKNOWN_HEADER,
     Case,
     Others,
     Part,
@@ -37,7 +37,6 @@ from head_comparison import (
     in_metric,
     rows_of,
     solved,
-    unknown_rows,
 )
 from head_kept import KEEP, KEPT_HEADER, THRESHOLD_HEADER, kept_rows, threshold_row
 from head_kinds import ACROSS_HEADER, LIKENESS_HEADER, across_kinds, kind_of, likenesses
@@ -60,6 +59,7 @@ from head_setting import (
     shares,
     temperature_of,
 )
+from head_unknown import FLAGGED_HEADER, SCORES_HEADER, UNKNOWN_HEADER, flagged_row, score_rows, unknown_rows
 
 from fewshot.evaluation import metrics
 from fewshot.evaluation.episodes import Shape, draw_episodes
@@ -74,6 +74,7 @@ SEEN = "tinyimagenet"
 WAYS, SHOTS = (2, 5, 10, 20), (1, 2, 5, 10)
 TESTED = ((5, 1), (5, 2), (5, 5), (5, 10), (20, 5))
 CHOICE = ((5, 1), (5, 5))
+FLAGGED = 300  # tasks of which every query is compared with the left-out pictures
 
 MEAN = Head(shrinkage=0.4, rank=128, scale=10.0, constant=0.3, plug_in=True)
 MODE = MEAN._replace(scale=3.0, constant=1.0, inference="laplace")
@@ -182,8 +183,7 @@ def choice(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
     table = format_markdown(["head", *columns, "geometric mean of the NLLs"], rows)
     return (
         "# Heads on classes that their metric was not made of\n\n"
-        f"`python benchmarks/heads.py choose --round {arguments.round!r}{' --joint' * arguments.joint} --episodes "
-        f"{count}`: accuracy in percent / NLL at the best temperature of the shape"
+        f"{command(arguments)}: accuracy in percent / NLL at the best temperature of the shape"
         f"{', one for both data sets' * arguments.joint}. Classes: every fold of those of training and "
         f"validation by the metric of the other folds.\n\n{table}"
     )
@@ -203,7 +203,7 @@ def numbers_of_folds(sources: Sequence[Source], arguments: argparse.Namespace) -
     columns = [f"{one.name}, accuracy in % / temperature" for one in sources]
     return (
         "# Folds\n\n"
-        f"`python benchmarks/heads.py folds --episodes {arguments.episodes}`: every fold of the classes of training "
+        f"{command(arguments)}: every fold of the classes of training "
         "and validation by the metric of the other folds; the temperature of least NLL.\n\n"
         f"{format_markdown(['task', 'folds', *columns], rows)}"
     )
@@ -244,7 +244,7 @@ def kinds(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
     across = across_kinds(sources, SPECIAL, GENERAL, shapes, arguments.episodes)
     return (
         "# Heads for kinds of pictures\n\n"
-        f"`python benchmarks/heads.py kinds{' --seen' * arguments.seen} --episodes {arguments.episodes}`: pictures of "
+        f"{command(arguments)}: pictures of "
         "a data set's classes of training and validation by heads that were made of it (every fold of these classes by "
         "the metric of the other folds), of no metric, and of the other data set; temperatures of the last two are "
         f"the other data set's.\n\n{format_markdown(ACROSS_HEADER, across)}\n"
@@ -252,6 +252,25 @@ def kinds(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
         "with the nearest class mean (of the kind's own data set every fold to the other folds). A special head "
         f"answers tasks whose likeness is {LEAST} or more. Of Tiny ImageNet these are classes of training.\n\n"
         f"{format_markdown(LIKENESS_HEADER, likenesses(sources, others, LEAST))}"
+    )
+
+
+def score_choice(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
+    """Every score of unknown classes by every head, on classes that its metric was not made of."""
+    others = [unlearned(f"{SEEN} (seen by the encoder)", *seen_by_encoder(arguments, TRAIN))] if arguments.seen else []
+    rows = []
+    for name in (*OF_KIND, DEFAULT):
+        head, setting = shipped(name, sources)
+        for shape in arguments.tasks or CHOICE:
+            rows += score_rows(name, head, setting, others if name == DEFAULT else [], shape, arguments.episodes)
+            print(rows[-1], flush=True)
+    means = [f"{np.mean([float(row[column]) for row in rows]):.4f}" for column in range(3, len(SCORES_HEADER))]
+    return (
+        "# Scores of unknown classes\n\n"
+        f"{command(arguments)}: as many queries of as many other classes; AUROC, the mean over episodes. Classes are "
+        "those of training and validation, every fold of them by the metric of the other folds; of Tiny ImageNet, "
+        "those of training. The last row is the mean of the others.\n\n"
+        f"{format_markdown(SCORES_HEADER, [*rows, ['all', '', '', *means]])}"
     )
 
 
@@ -321,7 +340,7 @@ def test(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
             print(format_markdown(THRESHOLD_HEADER, thresholds[-1:]), flush=True)
     return (
         "# The shipped head on test classes\n\n"
-        f"`python benchmarks/heads.py test --episodes {arguments.episodes}`, in brackets what was run. NLL "
+        f"{command(arguments)}, in brackets what was run. NLL "
         "more than ours: the paired difference to the shipped head on the same episodes, with its 95% interval over "
         f"episodes.\n\n{format_markdown(HEADER, rows)}\n## Which head answers\n\n"
         f"{format_markdown(['data set', 'task', 'tasks'], who)}\n## Answers kept\n\nThe largest set of a task's "
@@ -349,20 +368,35 @@ def unseen_answers(sources: Sequence[Source], pretrained: Pretrained, way: int, 
 
 def unknown(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
     """Queries of other classes told from a task's own."""
-    pretrained, rows = load_pretrained(DEFAULT), []
+    pretrained, rows, flagged = load_pretrained(DEFAULT), [], []
     for way, shot in arguments.tasks or CHOICE:
         others = cache(partial(others_of, sources, way, shot))
         for source in tested(sources, arguments):
             case = Case(source.name, source.dataset(source.classes(TEST)), Shape(way, shot, QUERIES))
             heads, _ = answering(pretrained, case, drawn(case, arguments.episodes, other_classes=way))
             rows += unknown_rows(pretrained, others(heads[0].name), case, arguments.episodes)
-            print(rows[-4:], flush=True)
+            print(rows[-7:], flush=True)
+            if shot > 1:
+                flagged.append(flagged_row(pretrained, case, min(arguments.episodes, FLAGGED)))
+                print(flagged[-1], flush=True)
     return (
         "# Unknown classes\n\n"
-        f"`python benchmarks/heads.py unknown --episodes {arguments.episodes}`: as many queries of as many other test "
-        "classes; AUROC, the mean over episodes. `unknown` is made of the entropy.\n\n"
-        f"{format_markdown(UNKNOWN_HEADER, rows)}"
+        f"{command(arguments)}: as many queries of as many other test classes; AUROC, the mean over episodes. "
+        "`unknown` is made of the score of that name.\n\n"
+        f"{format_markdown(UNKNOWN_HEADER, rows)}\n## What is marked\n\nHow many of 100 queries of a task's own "
+        "classes, and of others, look stranger than that share of the labelled pictures, each left out.\n\n"
+        f"{format_markdown(FLAGGED_HEADER, flagged)}"
     )
+
+
+PAGES = {
+    "choose": choice,
+    "folds": numbers_of_folds,
+    "kinds": kinds,
+    "scores": score_choice,
+    "test": test,
+    "unknown": unknown,
+}
 
 
 def main() -> None:
@@ -373,10 +407,26 @@ def main() -> None:
     if arguments.what == "fit":
         fit(sources, arguments)
         return
-    pages = {"choose": choice, "folds": numbers_of_folds, "kinds": kinds, "test": test, "unknown": unknown}
+    pages = {
+        "choose": choice,
+        "folds": numbers_of_folds,
+        "kinds": kinds,
+        "scores": score_choice,
+        "test": test,
+        "unknown": unknown,
+    }
     page = pages[arguments.what](sources, arguments)
     print(page)
     Path(arguments.out).write_text(page)
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """What was run, for the page that it wrote."""
+    also = f" --also {arguments.also}" if arguments.also else ""
+    tasks = "".join(f" {way}x{shot}" for way, shot in arguments.tasks or ())
+    chosen_from = f"{' --joint' * arguments.joint} --round {arguments.round!r}" if arguments.what == "choose" else ""
+    flags = f"{chosen_from}{' --seen' * arguments.seen}{also}{tasks and ' --tasks' + tasks}"
+    return f"`python benchmarks/heads.py {arguments.what}{flags} --episodes {arguments.episodes}`"
 
 
 def shape(text: str) -> tuple[int, int]:
@@ -386,7 +436,7 @@ def shape(text: str) -> tuple[int, int]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("what", choices=("choose", "folds", "kinds", "fit", "test", "unknown"))
+    parser.add_argument("what", choices=("fit", *PAGES))
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--tasks", type=shape, nargs="+", metavar="5x1", help="classes x labelled pictures of tests")
     parser.add_argument("--round", choices=CANDIDATES, default="metric", help="which candidates are chosen from")

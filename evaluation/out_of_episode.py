@@ -1,26 +1,33 @@
 """Out-of-episode detection: does a query belong to one of the classes that its support set shows? (OVE section 5.4.)
 
-Four scores, each larger where a query looks less like any class of the episode:
+Five scores, each larger where a query looks less like any class of the episode:
 
     latent_mean          -max_c E_q f_c, the papers' score
     probability          -max_k p_k, with p_k = E_q p(k | f)
     entropy              H[p]
     mutual_information   H[E_q p(k | f)] - E_q H[p(k | f)]: what learning f would tell of the label
+    distance             log min_k |u - m_k|^2 / (1 + 1 / n_k), of unit features u, m_k the mean of class k's n_k
 
-A learner without a posterior of latent functions has the second and third alone. A likelihood whose density is not
-normalised over the label is normalised draw by draw in the last score. A detector is
-judged inside each episode, by its AUROC over the episode's own queries and those of other classes.
+|u - m_k|^2 is expected to be in proportion to 1 + 1 / n_k for the pictures of class k itself. Far from all classes and
+unsure of the class are two things, so a learner that predicts at the mean of the latents is judged by both:
+
+    (U2)  distance + ENTROPY_WEIGHT entropy
+
+A learner without a
+posterior of latent functions has no first and fourth score, one that reads images in the place of features no last. A
+likelihood whose density is not normalised over the label is normalised draw by draw in the mutual information. A
+detector is judged inside each episode, by its AUROC over the episode's own queries and those of other classes.
 Letters: C classes, Q own queries, O queries of other classes, M components of a mixture, B episodes of a block, E all.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import entr, rel_entr
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from fewshot.evaluation.episodes import Episodes, Shape, draw_episodes
 from fewshot.evaluation.metrics import auroc
@@ -32,10 +39,13 @@ from fewshot.inference.predictive import draws_of_each, predict_marginals
 from fewshot.learners.base import LatentLearner, Learner
 from fewshot.models.expectations import MonteCarlo, expect
 from fewshot.models.gaussian import AnyMarginals, Query
+from fewshot.models.kernels import inner_products, squared_distances, unit_norm
 from fewshot.models.likelihoods.base import Likelihood, log_densities
 from fewshot.tasks import Dataset
 
+A = TypeVar("A", Array, np.ndarray)
 DRAWS = 512
+ENTROPY_WEIGHT = 0.6  # of (U2), chosen on classes to learn from (docs/results/heads/scores.md)
 
 
 @runtime_checkable
@@ -54,6 +64,15 @@ class DetectionScores(NamedTuple):
     probability: Float[Array, "*E Q"]
     entropy: Float[Array, "*E Q"]
     mutual_information: Float[Array, "*E Q"] | None
+    distance: Float[Array, "*E Q"] | None
+
+
+class Labelled(NamedTuple):
+    """The labelled inputs [N, ...] of a task, their labels [N] in 0..C-1, and which are real."""
+
+    inputs: Array
+    y: Int[Array, " N"]
+    real: Bool[Array, " N"] | None = None
 
 
 class Detection(NamedTuple):
@@ -84,10 +103,29 @@ class OutOfEpisode(NamedTuple):
         }
 
 
-def detection_scores(
-    key: Key[Array, ""], likelihood: Likelihood, posterior: PredictsLatents, query: Query, draws: int = DRAWS
+def scores_of(
+    key: Key[Array, ""], learner: Learner, state: PyTree, labelled: Labelled, classes: int, query: Array
 ) -> DetectionScores:
-    """Scores of Q queries under a fitted q(f). Draws are shared by all queries, so none depends on another."""
+    """Scores of Q queries by a learner that was fitted to a task.
+
+    Draws are shared by all queries, so none depends on another.
+    """
+    distance = class_distance(labelled, classes, query) if query.ndim == 2 else None
+    if not isinstance(learner, LatentLearner):
+        p = learner.predict(key, state, query).probabilities
+        return DetectionScores(None, -jnp.max(p, axis=1), entropy(p), None, distance)
+    return latent_scores(key, learner.likelihood, state.posterior, learner.latent_query(state, query), distance)
+
+
+def latent_scores(
+    key: Key[Array, ""],
+    likelihood: Likelihood,
+    posterior: PredictsLatents,
+    query: Query,
+    distance: Float[Array, " Q"] | None = None,
+    draws: int = DRAWS,
+) -> DetectionScores:
+    """Scores of Q queries under a fitted q(f), beside the distance that they have."""
     predict_key, draw_key = jax.random.split(key)
     marginals = posterior.predict(query)
     p = predict_marginals(predict_key, likelihood, marginals)
@@ -96,35 +134,60 @@ def detection_scores(
         probability=-jnp.max(p, axis=1),
         entropy=entropy(p),
         mutual_information=mutual_information(draw_key, likelihood, marginals, draws),
+        distance=distance,
     )
 
 
-def scores_of(key: Key[Array, ""], learner: Learner, state: PyTree, query: Array) -> DetectionScores:
-    """Scores of Q queries by a learner that was fitted to a task."""
-    if isinstance(learner, LatentLearner):
-        return detection_scores(key, learner.likelihood, state.posterior, learner.latent_query(state, query))
-    p = learner.predict(key, state, query).probabilities
-    return DetectionScores(None, -jnp.max(p, axis=1), entropy(p), None)
-
-
 def ranks_by_information(learner: Learner) -> bool:
-    """Whether `strangeness` is the mutual information, not the entropy.
+    """Whether `strangeness` is the mutual information.
 
-    The entropy it is where a learner has no posterior, or predicts at its mean: there the variance tells known classes
-    from unknown ones less well than the mean does (docs/results/heads/choice.md).
+    It is not where a learner has no posterior, or predicts at its mean: there the variance tells known classes from
+    unknown ones less well than the mean does (docs/results/heads/scores.md).
     """
-    return isinstance(learner, LatentLearner) and not getattr(learner.likelihood, "plug_in", False)
+    return isinstance(learner, LatentLearner) and not predicts_at_mean(learner)
 
 
-def strangeness(key: Key[Array, ""], learner: Learner, state: PyTree, query: Array) -> Float[Array, " Q"]:
+def predicts_at_mean(learner: Learner) -> bool:
+    """Whether class probabilities are those at the mean of the latent functions."""
+    return isinstance(learner, LatentLearner) and getattr(learner.likelihood, "plug_in", False)
+
+
+def strangeness(
+    key: Key[Array, ""], learner: Learner, state: PyTree, labelled: Labelled, classes: int, query: Array
+) -> Float[Array, " Q"]:
     """The score of Q queries that `unknown` is made of, larger where one looks less like any class of the task.
 
-    The mutual information of label and latent functions, or the entropy of the untempered probabilities.
+    The mutual information of label and latent functions; (U2) of a learner that predicts at the mean of the latents;
+    the entropy of one that has none. Probabilities are untempered.
     """
-    found = scores_of(key, learner, state, query)
-    score = found.mutual_information if ranks_by_information(learner) else found.entropy
-    assert score is not None
-    return score
+    found = scores_of(key, learner, state, labelled, classes, query)
+    if ranks_by_information(learner):
+        assert found.mutual_information is not None
+        return found.mutual_information
+    if not predicts_at_mean(learner):
+        return found.entropy
+    assert found.distance is not None
+    return far(found.distance, found.entropy)
+
+
+def far(distance: Float[A, "*Q"], entropy: Float[A, "*Q"]) -> Float[A, "*Q"]:
+    """(U2)."""
+    return distance + ENTROPY_WEIGHT * entropy
+
+
+def class_distance(labelled: Labelled, classes: int, query: Float[Array, "Q D"]) -> Float[Array, " Q"]:
+    """log min_k |u - m_k|^2 / (1 + 1 / n_k) of the unit features u of queries; classes without examples are none.
+
+    The least number of the precision stands for a distance of 0.
+    """
+    members = jax.nn.one_hot(labelled.y, classes, dtype=query.dtype)
+    if labelled.real is not None:
+        members = members * labelled.real[:, None]
+    count = jnp.sum(members, axis=0)
+    means = inner_products(members.T, unit_norm(labelled.inputs).T) / jnp.maximum(count, 1)[:, None]
+    squares = squared_distances(unit_norm(query), means) * (count / (count + 1))
+    nearest = jnp.min(jnp.where(count > 0, squares, jnp.inf), axis=1)
+    return jnp.log(jnp.maximum(nearest, jnp.finfo(query.dtype).tiny))
 
 
 def entropy(probabilities: Float[Array, "*rest C"]) -> Float[Array, "*rest"]:
@@ -176,7 +239,8 @@ def _open(
     """Scores of own [Q] and other queries [O] of one episode, and its result code."""
     fit_key, score_key = jax.random.split(key)
     state, code = learner.fit(fit_key, episode.support, episode.y, classes)
-    scores = scores_of(score_key, learner, state, jnp.concatenate([episode.query, episode.other]))
+    labelled = Labelled(episode.support, episode.y)
+    scores = scores_of(score_key, learner, state, labelled, classes, jnp.concatenate([episode.query, episode.other]))
     own = len(episode.query)
     finite = jnp.stack([jnp.isfinite(array).all() for array in jax.tree.leaves(scores)]).all()
     inside, outside = jax.tree.map(lambda array: array[:own], scores), jax.tree.map(lambda array: array[own:], scores)

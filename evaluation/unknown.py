@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-from fewshot.evaluation.out_of_episode import strangeness
+from fewshot.evaluation.out_of_episode import Labelled, strangeness
 from fewshot.inference.inner.base import Mask
 from fewshot.learners.base import Learner, apply
 from fewshot.learners.task_temperature import FOLDS, left_out
@@ -58,7 +58,7 @@ def _scores(
     def scored(fold: Array) -> Array:
         mask = Mask(real & ~fold, jnp.ones(classes, bool))
         state, _ = learner.fit(fit_key, support, y, classes, mask)
-        return strangeness(score_key, learner, state, support)
+        return strangeness(score_key, learner, state, Labelled(support, y, mask.points), classes, support)
 
     each: Sequence[Array] | Array
     each = jax.lax.map(scored, held) if learner.traits.traceable else jnp.stack([scored(fold) for fold in held])

@@ -12,16 +12,20 @@ from problems import double
 from fewshot.evaluation.episodes import Shape, draw_episodes
 from fewshot.evaluation.out_of_episode import (
     DetectionScores,
+    Labelled,
+    class_distance,
     detect,
-    detection_scores,
     entropy,
+    latent_scores,
     mutual_information,
     score_open,
+    scores_of,
 )
 from fewshot.inference.inner import exact
 from fewshot.inference.inner.base import Code
 from fewshot.inference.predictive import predict_marginals
-from fewshot.learners import GaussianProcess, NearestNeighbour
+from fewshot.learners import GaussianProcess, Learner, NearestNeighbour
+from fewshot.learners.base import categorical
 from fewshot.models import KERNELS, LIKELIHOODS
 from fewshot.models.backbones import Identity
 from fewshot.models.deep_kernel import DeepKernel
@@ -96,7 +100,7 @@ def test_scores_are_their_definitions_for_every_likelihood(name):
     @jax.jit
     def scores(marginals):
         p = predict_marginals(jax.random.split(KEY)[0], likelihood, marginals)
-        return detection_scores(KEY, likelihood, Fitted(marginals), nowhere, draws=64), p
+        return latent_scores(KEY, likelihood, Fitted(marginals), nowhere, draws=64), p
 
     found, p = jax.device_get(scores(marginals))
     np.testing.assert_allclose(found.latent_mean, -np.asarray(mean).max(0))
@@ -105,7 +109,8 @@ def test_scores_are_their_definitions_for_every_likelihood(name):
     gain = np.asarray(found.mutual_information)
     assert abs(gain[0]) < 1e-6 and (gain[1:] > 1e-4).all() and (gain < np.log(3)).all()
     other, _ = scores(Marginals(mean.at[0, 1:].add(3.0), variance))
-    for one, changed in zip(found, other, strict=True):
+    assert found.distance is None
+    for one, changed in zip(found[:-1], other[:-1], strict=True):
         np.testing.assert_array_equal(one[0], changed[0])  # a query does not depend on the others
         assert (one[1:] != changed[1:]).any()
 
@@ -114,8 +119,36 @@ def test_the_latent_mean_of_a_mixture_is_that_of_its_components_together():
     mean = jnp.array([[[2.0, 0.0], [-1.0, 0.5]], [[-4.0, 1.0], [0.0, -0.5]]])  # [M, C, Q]
     nowhere = Query(jnp.zeros((2, 2)), jnp.zeros((2, 1)), jnp.ones(2))
     fitted = Fitted(Marginals(mean, jnp.ones_like(mean)))
-    found = jax.jit(lambda: detection_scores(KEY, LabelRegression(), fitted, nowhere, draws=64))()
+    found = jax.jit(lambda: latent_scores(KEY, LabelRegression(), fitted, nowhere, draws=64))()
     np.testing.assert_allclose(found.latent_mean, [0.5, -0.5])
+
+
+def test_the_distance_is_that_to_the_nearest_class_in_what_its_own_pictures_have():
+    """By hand, of classes with 3, 1 and no examples; what is not real is none, and no length of a feature counts."""
+    rng = np.random.default_rng(5)
+    x, query = rng.normal(size=(6, 4)), rng.normal(size=(9, 4))
+    y, real = np.array([0, 1, 0, 0, 2, 1]), np.array([True, True, True, True, False, False])
+    u, v = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (x, query))
+    means, counts = [u[[0, 2, 3]].mean(0), u[1]], [3, 1]
+    each = [((v - m) ** 2).sum(1) / (1 + 1 / n) for m, n in zip(means, counts, strict=True)]
+    lengths = rng.uniform(0.1, 9.0, (6, 1)).astype(np.float32)
+    for scale in (np.float32(1.0), lengths):
+        labelled = Labelled(jnp.asarray(x, jnp.float32) * scale, jnp.asarray(y), jnp.asarray(real))
+        found = class_distance(labelled, 3, 7 * jnp.asarray(query, jnp.float32))
+        np.testing.assert_allclose(found, np.log(np.min(each, axis=0)), rtol=1e-4, atol=1e-5)
+    assert len({int(np.argmin(one)) for one in np.transpose(each)}) == 2  # each of them is the nearest of some
+    assert np.isfinite(class_distance(labelled, 3, labelled.inputs[1:2])).all()  # at a distance of 0
+
+
+def test_queries_that_are_images_have_no_distance():
+    class Equal(Learner):
+        def predict(self, key, state, query):
+            del key, state
+            return categorical(jnp.full((len(query), 2), 0.5))
+
+    images = jnp.zeros((3, 4, 4, 1))
+    found = scores_of(KEY, Equal(), None, Labelled(images, jnp.array([0, 1, 0])), 2, images)
+    assert found.distance is None and found.entropy.shape == (3,)
 
 
 SHAPE = Shape(3, 2, 4)
@@ -170,13 +203,13 @@ def test_a_learner_without_latents_has_the_scores_of_its_probabilities(block):
     features, episodes = block
     inside, outside, codes = score_open(NearestNeighbour(Identity((1, 1, 8))), features, episodes)
     assert inside.latent_mean is outside.mutual_information is None and (codes == Code.OK).all()
-    assert set(detect(np.random.default_rng(0), inside, outside)) == {"probability", "entropy"}
+    assert set(detect(np.random.default_rng(0), inside, outside)) == {"probability", "entropy", "distance"}
 
 
 def test_detection_counts_pairs_in_every_episode():
     rng = np.random.default_rng(3)
-    inside = DetectionScores(*(rng.integers(0, 6, (40, 7)).astype(float) for _ in range(4)))
-    outside = DetectionScores(*(rng.integers(2, 8, (40, 5)).astype(float) for _ in range(4)))
+    inside = DetectionScores(*(rng.integers(0, 6, (40, 7)).astype(float) for _ in DetectionScores._fields))
+    outside = DetectionScores(*(rng.integers(2, 8, (40, 5)).astype(float) for _ in DetectionScores._fields))
     found = detect(np.random.default_rng(0), inside, outside)
     assert tuple(found) == DetectionScores._fields
     for name, own, other in zip(found, inside, outside, strict=True):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from fewshot.evaluation.out_of_episode import DetectionScores
 from fewshot.runners import evaluate
 from fewshot.runners.studies import reproduction, robustness
 from fewshot.training.assessment import EvaluationConfig
@@ -40,7 +41,7 @@ def test_other_classes_are_those_that_the_test_has_left(rows):
     """Four test classes, three of which a task shows."""
     assert rows[0]["failures"] == 0
     areas = rows[0]["out_of_episode"]
-    assert set(areas) == {"latent_mean", "probability", "entropy", "mutual_information"}
+    assert set(areas) == set(DetectionScores._fields)
     assert all(
         0 < area["auroc_interval"][0] < area["auroc"] < area["auroc_interval"][1] <= 1 for area in areas.values()
     )
@@ -57,6 +58,18 @@ def test_tables_hold_every_number(rows):
     assert f"| {area:.3f} ({low:.3f} to {high:.3f}) |" in text and "failed: none" in text
     margins = [100 * found["accuracy_ci95"] for found in (rows[0]["clean"], *corrupted.values())]
     assert f"single accuracies: +- {min(margins):.1f} to {max(margins):.1f}." in text
+
+
+def test_methods_with_other_scores_are_in_one_table(rows):
+    """A learner without latents first: the columns are those of all rows."""
+    some = {name: rows[0]["out_of_episode"][name] for name in ("probability", "entropy")}
+    lines = robustness.tables([{**rows[0], "method": "plain", "out_of_episode": some}, *rows]).splitlines()[::-1]
+    header, plain, own = (
+        next(line for line in lines if line.startswith(start))
+        for start in ("| method | probability", "| plain | 0", f"| {rows[0]['method']} | 0")
+    )
+    assert header == "| method | probability | entropy | latent mean | mutual information | distance |"
+    assert plain.endswith("| - | - | - |") and "| - |" not in own
 
 
 def test_after_a_stop_it_goes_on(rows, tiny_run, tiny_data, tmp_path, monkeypatch):

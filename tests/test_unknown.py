@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from fewshot.conditioning import TemperaturePrior, fit_task
-from fewshot.evaluation.out_of_episode import scores_of
+from fewshot.evaluation.out_of_episode import ENTROPY_WEIGHT, Labelled, scores_of
 from fewshot.evaluation.unknown import left_out_scores, p_values
 from fewshot.inference.inner import exact, laplace
 from fewshot.learners import GaussianProcess
@@ -50,7 +50,8 @@ def test_what_lies_far_from_all_classes_is_found_and_left_out_inputs_are_scored_
     fit_key, score_key = jax.random.split(key)
     left = np.arange(12) % 4 > 0
     state, _ = learner.fit(fit_key, jnp.asarray(x[left]), jnp.asarray(y[left]), 3)
-    hand = np.asarray(scores_of(score_key, learner, state, jnp.asarray(x)).mutual_information)[~left]
+    labelled = Labelled(jnp.asarray(x[left]), jnp.asarray(y[left]))
+    hand = np.asarray(scores_of(score_key, learner, state, labelled, 3, jnp.asarray(x)).mutual_information)[~left]
     known = left_out_scores(key, learner, x, y)
     assert known is not None and known.shape == (12,)
     np.testing.assert_allclose(known[:3], hand, rtol=2e-3, atol=1e-5)
@@ -60,20 +61,29 @@ def test_what_lies_far_from_all_classes_is_found_and_left_out_inputs_are_scored_
 
 
 @pytest.mark.long
-def test_a_prediction_at_the_mean_is_ranked_by_its_entropy_and_no_temperature_touches_it():
-    """Queries and left-out inputs alike: the entropy of softmax(m), whatever the task's temperature is."""
+def test_a_prediction_at_the_mean_is_ranked_by_distance_and_entropy_and_no_temperature_touches_it():
+    """(U2) by hand, of queries and of left-out inputs: the entropy is that of softmax(m), whatever the temperature."""
     kernel = DeepKernel(Identity((1, 1, 2)), RBF(), rngs=nnx.Rngs(0))
     at_mean = GaussianProcess(kernel, Softmax(plug_in=True), laplace)
     x = np.array([[2.0, 0.0], [2.1, 0.1], [-2.0, 0.0], [-2.2, 0.1]], np.float32)
-    y, query, key = np.array([0, 0, 1, 1], np.int32), np.array([[2.0, 0.1], [0.1, 0.5]], np.float32), jax.random.key(0)
+    y, key = np.array([0, 0, 1, 1], np.int32), jax.random.key(0)
+    query = np.array([[2.0, 0.1], [0.1, 0.5], [-2.0, 0.5]], np.float32)
+
+    def by_hand(p, examples, new):
+        u, v = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (examples, new))
+        count = len(u) // 2
+        nearest = np.minimum(*(((v - m.mean(0)) ** 2).sum(1) for m in (u[:count], u[count:])))
+        return np.log(nearest / (1 + 1 / count)) - ENTROPY_WEIGHT * (p * np.log(p)).sum(1)
+
     tasks = [fit_task(at_mean, key, x, y, 2, TemperaturePrior(temperature)) for temperature in (1.0, 0.1)]
     p = np.asarray(jax.nn.softmax(tasks[0].latents(query).mean, axis=1))
     for task in tasks:
-        np.testing.assert_allclose(task.unknown(query), -(p * np.log(p)).sum(1), rtol=1e-4)
+        np.testing.assert_allclose(task.unknown(query), by_hand(p, x, query), rtol=1e-4)
+    found, known = tasks[0].unknown(query), left_out_scores(key, at_mean, x, y)
+    assert found[1] > found[0] and known is not None
     state, _ = at_mean.fit(key, jnp.asarray(x[[1, 3]]), jnp.asarray(y[[1, 3]]), 2)
-    found, known = scores_of(key, at_mean, state, jnp.asarray(x)), left_out_scores(key, at_mean, x, y)
-    assert known is not None
-    np.testing.assert_allclose(known[:2], np.asarray(found.entropy)[[0, 2]], rtol=1e-4)
+    p = np.asarray(at_mean.predict(key, state, jnp.asarray(x[[0, 2]])).probabilities)
+    np.testing.assert_allclose(known[:2], by_hand(p, x[[1, 3]], x[[0, 2]]), rtol=1e-4)
 
 
 def test_single_images_tell_nothing(learner):

@@ -144,18 +144,21 @@ def tables(rows: Sequence[RobustnessRow]) -> str:
         )
     margins = [100 * one["accuracy_ci95"] for row in rows for one in (row["clean"], *row["corrupted"].values())]
     parts[0] += f"\n95% intervals of single accuracies: +- {min(margins):.1f} to {max(margins):.1f}.\n"
-    scores = list(rows[0]["out_of_episode"])
-    body = [[row["method"], *(_area(row["out_of_episode"][name]) for name in scores)] for row in rows]
+    scores = list(dict.fromkeys(name for row in rows for name in row["out_of_episode"]))
+    body = [[row["method"], *(_area(row["out_of_episode"].get(name)) for name in scores)] for row in rows]
     header = ["method", *(name.replace("_", " ") for name in scores)]
     parts.append(
-        "AUROC of queries of other classes against an episode's own, by score, with 95% interval:\n\n"
+        "AUROC of queries of other classes against an episode's own, by score, with 95% interval; - where a learner "
+        "does not have that score:\n\n"
         f"{format_markdown(header, body)}"
     )
     failed = sum(row["failures"] for row in rows)
     return "\n".join(parts) + f"\nEpisodes whose inference failed: {failed or 'none'}.\n"
 
 
-def _area(found: Area) -> str:
+def _area(found: Area | None) -> str:
+    if found is None:
+        return "-"
     low, high = found["auroc_interval"]
     return f"{found['auroc']:.3f} ({low:.3f} to {high:.3f})"
 
