@@ -12,7 +12,7 @@ from head_setting import BLOCK, QUERIES, SEED, Head, Setting, Source, learner_of
 from fewshot.conditioning import TemperaturePrior, fit_task
 from fewshot.evaluation import metrics
 from fewshot.evaluation.episodes import Episodes, Shape, draw_episodes
-from fewshot.evaluation.out_of_episode import ENTROPY_WEIGHT, DetectionScores, score_open
+from fewshot.evaluation.out_of_episode import DetectionScores, score_open
 from fewshot.evaluation.resampling import bootstrap
 from fewshot.evaluation.scoring import embed
 from fewshot.learners import Learner
@@ -20,7 +20,7 @@ from fewshot.models.networks.metric import unit
 from fewshot.pretrained import Pretrained
 from fewshot.tasks import Dataset
 
-WEIGHTS = (0.2, 0.4, ENTROPY_WEIGHT, 0.8, 1.0, 1.3, 2.0)
+WEIGHTS = (0.3, 0.6, 1.0, 1.5, 2.0)  # of the entropy
 LEVELS = (0.9, 0.8)  # of `unknown`
 ROUNDING = 1e-9
 FLAGGED_HEADER = ["data set", "task (episodes)"]
@@ -39,7 +39,7 @@ UNKNOWN_HEADER = ["data set", "task", "score", "AUROC", "more than logistic regr
 
 
 def weighted(weight: float) -> Score:
-    """(U2) with that weight of the entropy."""
+    """The distance and so much of the entropy; (U2) has 1."""
     return lambda found: np.asarray(found.distance) + weight * np.asarray(found.entropy)
 
 
@@ -91,9 +91,7 @@ def unknown_rows(pretrained: Pretrained, others: Others, case: Case, count: int)
     both = solve(regression.answer, regression.setting, features, joined(episodes))
     confidence = both.tempered(regression.temperature).probabilities.max(-1)
     own = episodes.indices.y_query.shape[1]
-    scores = {
-        f"{name}, ours": (one(inside), one(outside)) for name, one in (SCORES | {U2: weighted(ENTROPY_WEIGHT)}).items()
-    }
+    scores = {f"{name}, ours": (one(inside), one(outside)) for name, one in (SCORES | {U2: weighted(1.0)}).items()}
     scores[BASELINE] = -confidence[:, :own], -confidence[:, own:]
     found = {name: area(*map(np.asarray, pair)) for name, pair in scores.items()}
     baseline = found[BASELINE]

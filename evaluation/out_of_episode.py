@@ -6,22 +6,22 @@ Five scores, each larger where a query looks less like any class of the episode:
     probability          -max_k p_k, with p_k = E_q p(k | f)
     entropy              H[p]
     mutual_information   H[E_q p(k | f)] - E_q H[p(k | f)]: what learning f would tell of the label
-    distance             log min_k |u - m_k|^2 / (1 + 1 / n_k), of unit features u, m_k the mean of class k's n_k
+    distance             log min_k |phi(x) - m_k|^2 / (1 + 1 / n_k), k(x, z) = phi(x).phi(z), m_k the mean of class k
 
-|u - m_k|^2 is expected to be in proportion to 1 + 1 / n_k for the pictures of class k itself. Far from all classes and
-unsure of the class are two things, so a learner that predicts at the mean of the latents is judged by both:
+phi is the feature map of the kernel, for the cosine features of length 1. The squared distance of an input of class k
+to the mean of its n_k examples is expected to be in proportion to 1 + 1 / n_k. Far from all classes is one thing,
+unsure of the class another; to be unknown is made of both:
 
-    (U2)  distance + ENTROPY_WEIGHT entropy
+    (U2)  distance + entropy
 
-A learner without a
-posterior of latent functions has no first and fourth score, one that reads images in the place of features no last. A
-likelihood whose density is not normalised over the label is normalised draw by draw in the mutual information. A
-detector is judged inside each episode, by its AUROC over the episode's own queries and those of other classes.
+A learner without a posterior of latent functions has the second and third score alone. A likelihood whose density is
+not normalised over the label is normalised draw by draw in the mutual information. A detector is judged inside each
+episode, by its AUROC over the episode's own queries and those of other classes.
 Letters: C classes, Q own queries, O queries of other classes, M components of a mixture, B episodes of a block, E all.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +39,10 @@ from fewshot.inference.predictive import draws_of_each, predict_marginals
 from fewshot.learners.base import LatentLearner, Learner
 from fewshot.models.expectations import MonteCarlo, expect
 from fewshot.models.gaussian import AnyMarginals, Query
-from fewshot.models.kernels import inner_products, squared_distances, unit_norm
 from fewshot.models.likelihoods.base import Likelihood, log_densities
 from fewshot.tasks import Dataset
 
-A = TypeVar("A", Array, np.ndarray)
 DRAWS = 512
-ENTROPY_WEIGHT = 0.6  # of (U2), chosen on classes to learn from (docs/results/heads/scores.md)
 
 
 @runtime_checkable
@@ -110,10 +107,10 @@ def scores_of(
 
     Draws are shared by all queries, so none depends on another.
     """
-    distance = class_distance(labelled, classes, query) if query.ndim == 2 else None
     if not isinstance(learner, LatentLearner):
         p = learner.predict(key, state, query).probabilities
-        return DetectionScores(None, -jnp.max(p, axis=1), entropy(p), None, distance)
+        return DetectionScores(None, -jnp.max(p, axis=1), entropy(p), None, None)
+    distance = class_distance(learner, labelled, classes, query)
     return latent_scores(key, learner.likelihood, state.posterior, learner.latent_query(state, query), distance)
 
 
@@ -138,55 +135,30 @@ def latent_scores(
     )
 
 
-def ranks_by_information(learner: Learner) -> bool:
-    """Whether `strangeness` is the mutual information.
-
-    It is not where a learner has no posterior, or predicts at its mean: there the variance tells known classes from
-    unknown ones less well than the mean does (docs/results/heads/scores.md).
-    """
-    return isinstance(learner, LatentLearner) and not predicts_at_mean(learner)
-
-
-def predicts_at_mean(learner: Learner) -> bool:
-    """Whether class probabilities are those at the mean of the latent functions."""
-    return isinstance(learner, LatentLearner) and getattr(learner.likelihood, "plug_in", False)
-
-
 def strangeness(
     key: Key[Array, ""], learner: Learner, state: PyTree, labelled: Labelled, classes: int, query: Array
 ) -> Float[Array, " Q"]:
     """The score of Q queries that `unknown` is made of, larger where one looks less like any class of the task.
 
-    The mutual information of label and latent functions; (U2) of a learner that predicts at the mean of the latents;
-    the entropy of one that has none. Probabilities are untempered.
+    (U2), or the entropy of a learner without latents. Probabilities are untempered.
     """
     found = scores_of(key, learner, state, labelled, classes, query)
-    if ranks_by_information(learner):
-        assert found.mutual_information is not None
-        return found.mutual_information
-    if not predicts_at_mean(learner):
-        return found.entropy
-    assert found.distance is not None
-    return far(found.distance, found.entropy)
+    return found.entropy if found.distance is None else found.distance + found.entropy
 
 
-def far(distance: Float[A, "*Q"], entropy: Float[A, "*Q"]) -> Float[A, "*Q"]:
-    """(U2)."""
-    return distance + ENTROPY_WEIGHT * entropy
+def class_distance(
+    learner: LatentLearner, labelled: Labelled, classes: int, query: Float[Array, "Q D"]
+) -> Float[Array, " Q"]:
+    """The distance of Q queries; classes without examples are none.
 
-
-def class_distance(labelled: Labelled, classes: int, query: Float[Array, "Q D"]) -> Float[Array, " Q"]:
-    """log min_k |u - m_k|^2 / (1 + 1 / n_k) of the unit features u of queries; classes without examples are none.
-
-    The least number of the precision stands for a distance of 0.
+    The least number of the precision stands for a squared distance of 0.
     """
     members = jax.nn.one_hot(labelled.y, classes, dtype=query.dtype)
     if labelled.real is not None:
         members = members * labelled.real[:, None]
     count = jnp.sum(members, axis=0)
-    means = inner_products(members.T, unit_norm(labelled.inputs).T) / jnp.maximum(count, 1)[:, None]
-    squares = squared_distances(unit_norm(query), means) * (count / (count + 1))
-    nearest = jnp.min(jnp.where(count > 0, squares, jnp.inf), axis=1)
+    squares = learner.squared_distances(labelled.inputs, members / jnp.maximum(count, 1), query)
+    nearest = jnp.min(jnp.where(count > 0, squares * count / (count + 1), jnp.inf), axis=1)
     return jnp.log(jnp.maximum(nearest, jnp.finfo(query.dtype).tiny))
 
 

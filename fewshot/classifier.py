@@ -182,9 +182,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     def unknown_score(self, X: object) -> Float[np.ndarray, " Q"]:
         """A score [Q] that is larger where a query looks less like any of the classes.
 
-        The mutual information of label and latent functions, in nats; for learners that predict at the mean of the
-        latents, the log distance to the nearest class and 0.6 of the entropy; for those without latents, the entropy
-        of the untempered probabilities. It ranks queries; it is no probability.
+        Log distance to the nearest class and entropy, (U2) of `evaluation/out_of_episode.py`; the entropy alone of a
+        learner without latent functions. Probabilities are untempered. It ranks queries; it is no probability.
         """
         check_is_fitted(self)
         return self.task_.unknown(self._inputs(X))

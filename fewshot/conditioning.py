@@ -6,7 +6,6 @@ masked, so that ways from 2 to 5 with 1 to 5 shots need three programs to fit an
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -18,10 +17,7 @@ from fewshot.evaluation.out_of_episode import (
     Labelled,
     class_distance,
     entropy,
-    far,
     mutual_information,
-    predicts_at_mean,
-    ranks_by_information,
 )
 from fewshot.evaluation.scoring import embed_images
 from fewshot.evaluation.unknown import left_out_scores, p_values
@@ -142,11 +138,17 @@ class FittedTask:
 
     def unknown(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"]:
         """How little new inputs look like the task's: `strangeness` of `evaluation/out_of_episode.py`."""
-        if ranks_by_information(self.learner):
-            return self.information(new)
         untempered = replace(self, temperatures=single(1.0))
         found = np.asarray(entropy(jnp.asarray(untempered.probabilities(new))))
-        return far(self._distances(new), found) if predicts_at_mean(self.learner) else found
+        if not isinstance(self.learner, LatentLearner) or not len(new):
+            return found
+        ways, (inputs, y, mask) = _padded_task(self.learner, self.inputs, self.y, self.classes)
+        labelled = Labelled(jnp.asarray(inputs), jnp.asarray(y), mask.points)
+        parts = [
+            apply(_distances, self.learner, (ways,), labelled, padded(new[start : start + CHUNK], CHUNK))
+            for start in range(0, len(new), CHUNK)
+        ]
+        return found + np.concatenate([np.asarray(part) for part in parts])[: len(new)]
 
     def unknown_p_values(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"] | None:
         """(U1) p-values that new inputs show one of the task's classes; None where no class has two labelled inputs."""
@@ -169,18 +171,6 @@ class FittedTask:
             apply(question, self.learner, static, key, self.state, padded(new[start : start + size], size))
             for start in range(0, len(new), size)
         ]
-
-    def _distances(self, new: Float[np.ndarray, "Q D"]) -> Float[np.ndarray, " Q"]:
-        """`class_distance` of new inputs."""
-        if not len(new):
-            return np.empty(0, jnp.result_type(float))
-        classes, (inputs, y, mask) = _padded_task(self.learner, self.inputs, self.y, self.classes)
-        labelled = Labelled(jnp.asarray(inputs), jnp.asarray(y), mask.points)
-        parts = [
-            np.asarray(_distances(labelled, classes, jnp.asarray(padded(new[start : start + CHUNK], CHUNK))))
-            for start in range(0, len(new), CHUNK)
-        ]
-        return np.concatenate(parts)[: len(new)]
 
     def _require_posterior(self) -> None:
         if not isinstance(self.learner, LatentLearner):
@@ -296,7 +286,8 @@ def _predicted(learner: Learner, key: Array, state: PyTree, query: Array) -> tup
     return found.probabilities, found.code
 
 
-_distances = partial(jax.jit, static_argnums=1)(class_distance)
+def _distances(learner: LatentLearner, classes: int, labelled: Labelled, query: Array) -> Float[Array, " Q"]:
+    return class_distance(learner, labelled, classes, query)
 
 
 def _real_marginals(learner: LatentLearner, classes: int, state: PyTree, query: Array) -> AnyMarginals:

@@ -175,6 +175,10 @@ class LatentLearner(Protocol):
         """What `state.posterior.predict` needs at queries [Q, ...]."""
         ...
 
+    def squared_distances(self, inputs: Inputs, weights: Float[Array, "N C"], query: Queries) -> Float[Array, "Q C"]:
+        """Squared distances of queries [Q, ...] to weighted means of inputs [N, ...], where the kernel sees them."""
+        ...
+
 
 def solve(
     learner: Learner, key: Key[Array, ""], support: Inputs, y: Labels, query: Queries, classes: int

@@ -161,6 +161,12 @@ class GaussianProcess(Learner):
         """(G7) from the labelled features of a state to others [Q, D]."""
         return self.deep_kernel.process(state.examples).query(state.x, query, state.classes)
 
+    def squared_distances(
+        self, inputs: Float[Array, "N D"], weights: Float[Array, "N C"], query: Float[Array, "Q D"]
+    ) -> Float[Array, "Q C"]:
+        """Those of features to weighted means of others, in the feature space of the kernel of one example a class."""
+        return self.deep_kernel.process().squared_distances(inputs, weights, query)
+
     def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
         """The objective, in nats, of tasks that share one pass of the network; batch statistics are those of a task."""
         features = self.deep_kernel(jnp.concatenate([tasks.x_support, tasks.x_query], axis=1), train=True)

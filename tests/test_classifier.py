@@ -219,6 +219,9 @@ def test_latents_of_a_mixture_have_its_moments():
         def latent_query(self, state, query):
             return query
 
+        def squared_distances(self, inputs, weights, query):
+            raise NotImplementedError
+
     mean, covariance = conditioning._latents(Pool(), 3, jax.random.key(0), state, jnp.zeros(5))
     m, v = np.asarray(parts.mean)[:, :3], np.asarray(parts.variance)[:, :3]
     second = (np.einsum("mcq,mdq->qcd", m, m) + np.einsum("mcq,cd->qcd", v, np.eye(3))) / 6
@@ -239,7 +242,7 @@ def information(mean, covariance, order=60):
     return entropy(p @ weights) - entropy(p) @ weights
 
 
-def test_unknown_scores_are_what_the_latents_would_tell_of_the_label():
+def test_information_is_what_the_latents_would_tell_of_the_label():
     """Of two classes; those that the task is padded with are not among them."""
     features, labels = clusters(3, classes=2)
     fitted = FewShotClassifier(GaussianProcessHead(kernel="rbf", inference="laplace"), temperature=1.0).fit(
@@ -249,7 +252,7 @@ def test_unknown_scores_are_what_the_latents_would_tell_of_the_label():
     for queries in (near, far):
         latents = fitted.predict_latent(queries)
         expected = information(latents.mean, latents.covariance)
-        np.testing.assert_allclose(fitted.unknown_score(queries), expected, rtol=2e-2, atol=1e-3)
+        np.testing.assert_allclose(fitted.task_.information(queries), expected, rtol=2e-2, atol=1e-3)
     assert fitted.unknown_score(far).min() > fitted.unknown_score(near).max()
 
 

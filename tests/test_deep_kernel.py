@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 from numpyro.contrib.module import nnx_module
 from numpyro.infer import SVI, Trace_ELBO
+from problems import double
 
 from fewshot import models
 from fewshot.models.deep_kernel import DeepKernel
@@ -28,6 +29,23 @@ def build(backbone="mlp", kernel="cosine-bn", classes=3, mean=None):
 
 def images(seed, *leading):
     return jax.random.randint(jax.random.key(seed), (*leading, *SHAPE), 0, 256).astype(jnp.uint8)
+
+
+@double
+@pytest.mark.parametrize("name", models.KERNELS)
+def test_squared_distances_are_those_of_feature_vectors(name):
+    """Of vectors with the joint Gram matrix, whatever feature map the kernel has; no weights are the mean 0."""
+    kernel = models.KERNELS[name]()
+    process = LatentProcess(kernel, {key: jnp.asarray(value + 0.3) for key, value in kernel.initial().items()})
+    rng = np.random.default_rng(0)
+    x, new = jnp.asarray(rng.normal(size=(6, 4))), jnp.asarray(rng.normal(size=(5, 4)))
+    weights = np.array([[0.5, 0.5, 0, 0, 0, 0], [0, 0, 0.2, 0.3, 0.5, 0], [0] * 6]).T
+    both = jnp.concatenate([x, new])
+    values, vectors = np.linalg.eigh(np.asarray(process.kernel.gram(process.hyper, both, both)))
+    features = vectors * np.sqrt(np.maximum(values, 0))
+    expected = ((features[6:, None] - weights.T @ features[:6]) ** 2).sum(-1)
+    found = process.squared_distances(x, jnp.asarray(weights), new)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("backbone", "kernel"), CELLS)

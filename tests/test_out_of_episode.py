@@ -19,13 +19,11 @@ from fewshot.evaluation.out_of_episode import (
     latent_scores,
     mutual_information,
     score_open,
-    scores_of,
 )
 from fewshot.inference.inner import exact
 from fewshot.inference.inner.base import Code
 from fewshot.inference.predictive import predict_marginals
-from fewshot.learners import GaussianProcess, Learner, NearestNeighbour
-from fewshot.learners.base import categorical
+from fewshot.learners import GaussianProcess, NearestNeighbour
 from fewshot.models import KERNELS, LIKELIHOODS
 from fewshot.models.backbones import Identity
 from fewshot.models.deep_kernel import DeepKernel
@@ -123,32 +121,25 @@ def test_the_latent_mean_of_a_mixture_is_that_of_its_components_together():
     np.testing.assert_allclose(found.latent_mean, [0.5, -0.5])
 
 
-def test_the_distance_is_that_to_the_nearest_class_in_what_its_own_pictures_have():
-    """By hand, of classes with 3, 1 and no examples; what is not real is none, and no length of a feature counts."""
+def test_the_distance_is_that_to_the_nearest_class_in_what_its_own_examples_have():
+    """By hand, of classes with 3, 1 and no examples; what is not real is none, and no length of a feature counts.
+
+    Neither does what a kernel has for tasks of other sizes.
+    """
     rng = np.random.default_rng(5)
-    x, query = rng.normal(size=(6, 4)), rng.normal(size=(9, 4))
+    x, query = rng.normal(size=(6, 8)), rng.normal(size=(9, 8))
     y, real = np.array([0, 1, 0, 0, 2, 1]), np.array([True, True, True, True, False, False])
     u, v = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (x, query))
     means, counts = [u[[0, 2, 3]].mean(0), u[1]], [3, 1]
     each = [((v - m) ** 2).sum(1) / (1 + 1 / n) for m, n in zip(means, counts, strict=True)]
-    lengths = rng.uniform(0.1, 9.0, (6, 1)).astype(np.float32)
-    for scale in (np.float32(1.0), lengths):
-        labelled = Labelled(jnp.asarray(x, jnp.float32) * scale, jnp.asarray(y), jnp.asarray(real))
-        found = class_distance(labelled, 3, 7 * jnp.asarray(query, jnp.float32))
-        np.testing.assert_allclose(found, np.log(np.min(each, axis=0)), rtol=1e-4, atol=1e-5)
     assert len({int(np.argmin(one)) for one in np.transpose(each)}) == 2  # each of them is the nearest of some
-    assert np.isfinite(class_distance(labelled, 3, labelled.inputs[1:2])).all()  # at a distance of 0
-
-
-def test_queries_that_are_images_have_no_distance():
-    class Equal(Learner):
-        def predict(self, key, state, query):
-            del key, state
-            return categorical(jnp.full((len(query), 2), 0.5))
-
-    images = jnp.zeros((3, 4, 4, 1))
-    found = scores_of(KEY, Equal(), None, Labelled(images, jnp.array([0, 1, 0])), 2, images)
-    assert found.distance is None and found.entropy.shape == (3,)
+    of_sizes = functools.partial(KERNELS["cosine"], constant=10.0, scale_power=1.0, constant_power=-2.5)
+    for kernel, lengths in ((KERNELS["cosine"], np.ones((6, 1))), (of_sizes, rng.uniform(0.1, 9.0, (6, 1)))):
+        cosine = learner(kernel)
+        labelled = Labelled(jnp.asarray(x * lengths, jnp.float32), jnp.asarray(y), jnp.asarray(real))
+        found = class_distance(cosine, labelled, 3, 7 * jnp.asarray(query, jnp.float32))
+        np.testing.assert_allclose(found, 1 + np.log(np.min(each, axis=0)), rtol=1e-4, atol=1e-5)  # s2 is e
+    assert np.isfinite(class_distance(cosine, labelled, 3, labelled.inputs[1:2])).all()  # at a distance of 0
 
 
 SHAPE = Shape(3, 2, 4)
@@ -167,8 +158,8 @@ def block():
     return features, draw_episodes(0, "test", dataset, SHAPE, 3, other_classes=2)
 
 
-def learner():
-    deep_kernel = DeepKernel(Identity((1, 1, 8)), KERNELS["rbf"](), rngs=nnx.Rngs(0), classes=3)
+def learner(kernel=KERNELS["rbf"]):
+    deep_kernel = DeepKernel(Identity((1, 1, 8)), kernel(), rngs=nnx.Rngs(0), classes=3)
     deep_kernel.hyper["log_scale"][...] = jnp.asarray(1.0)
     return GaussianProcess(deep_kernel, LabelRegression(), exact)
 
@@ -202,8 +193,8 @@ def test_an_episode_with_a_score_that_is_no_number_counts_as_chance(block):
 def test_a_learner_without_latents_has_the_scores_of_its_probabilities(block):
     features, episodes = block
     inside, outside, codes = score_open(NearestNeighbour(Identity((1, 1, 8))), features, episodes)
-    assert inside.latent_mean is outside.mutual_information is None and (codes == Code.OK).all()
-    assert set(detect(np.random.default_rng(0), inside, outside)) == {"probability", "entropy", "distance"}
+    assert inside.latent_mean is outside.mutual_information is inside.distance is None and (codes == Code.OK).all()
+    assert set(detect(np.random.default_rng(0), inside, outside)) == {"probability", "entropy"}
 
 
 def test_detection_counts_pairs_in_every_episode():
