@@ -156,7 +156,10 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         network = DeepKernel(Identity((1, 1, width)), plain_kernel(self.kernel), rngs=nnx.Rngs(0), classes=1)
         for name, value in self._found.hyper.items():
             network.hyper[name][...] = jnp.asarray(value, jnp.result_type(float))
-        return GaussianProcess(network, Normal(float(np.exp(self._found.log_noise))), INFERENCE["exact"])
+        learner = GaussianProcess(network, Normal(1.0), INFERENCE["exact"])
+        # Not the start of the likelihood, which is static: another one would compile everything anew.
+        learner.likelihood_parameters["log_noise"][...] = jnp.asarray(self._found.log_noise, jnp.result_type(float))
+        return learner
 
     def _search(self) -> Found:
         """The hyper-parameters by L-BFGS-B from each of NOISES, or at the noise that was given."""

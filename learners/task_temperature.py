@@ -34,13 +34,17 @@ class TemperatureMixture(NamedTuple):
 
     def temper(self, probabilities: Float[Array, "*tasks Q C"]) -> Float[Array, "*tasks Q C"]:
         """Probabilities averaged over the temperatures (T4)."""
+        return _tempered(self, probabilities)
 
-        def add(total: Array, node: TemperatureMixture) -> tuple[Array, None]:
-            one = TemperatureMixture(*(values[..., None, None] for values in node))
-            return total + one.weights * temper(probabilities, one.temperatures), None
 
-        nodes = TemperatureMixture(*(jnp.moveaxis(values, -1, 0) for values in self))
-        return jax.lax.scan(add, jnp.zeros_like(probabilities), nodes)[0]
+@jax.jit  # a loop that is not compiled with its caller is compiled anew by every call
+def _tempered(mixture: TemperatureMixture, probabilities: Array) -> Array:
+    def add(total: Array, node: TemperatureMixture) -> tuple[Array, None]:
+        one = TemperatureMixture(*(values[..., None, None] for values in node))
+        return total + one.weights * temper(probabilities, one.temperatures), None
+
+    nodes = TemperatureMixture(*(jnp.moveaxis(values, -1, 0) for values in mixture))
+    return jax.lax.scan(add, jnp.zeros_like(probabilities), nodes)[0]
 
 
 def single(temperature: float | Float[Array, ""]) -> TemperatureMixture:

@@ -1,6 +1,7 @@
 """Run-time shape checks, the data root, quick compilation and a cache of it for all tests."""
 
 import importlib.util
+import logging
 import os
 import signal
 import subprocess
@@ -43,6 +44,19 @@ def pytest_configure(config):
     known = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=variables, capture_output=True)
     if known.returncode == 0:
         os.environ["XLA_FLAGS"] = QUICKLY_COMPILED
+
+
+@pytest.fixture
+def compiled(caplog):
+    """A function: what was compiled since it was called last."""
+
+    def since():
+        found = [record.message for record in caplog.records if record.message.startswith("Compiling ")]
+        caplog.clear()
+        return found
+
+    with jax.log_compiles(), caplog.at_level(logging.WARNING, logger="jax"):
+        yield since
 
 
 @pytest.fixture

@@ -256,6 +256,32 @@ def test_information_is_what_the_latents_would_tell_of_the_label():
     assert fitted.unknown_score(far).min() > fitted.unknown_score(near).max()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gaussian-process", "photographs", "nearest-neighbour"])
+def test_what_was_asked_before_compiles_nothing(name, compiled):
+    """Also of another task: what a process compiles it never gives back."""
+    latents, width = name != "nearest-neighbour", 1280 if name == "photographs" else 6
+    learner = {
+        "gaussian-process": GaussianProcessHead(),
+        "photographs": PretrainedHead("photographs"),
+        "nearest-neighbour": NearestNeighbour(Identity((1, 1, 6))),
+    }[name]
+
+    def ask(seed):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(12, width)).astype(np.float32), rng.permutation(np.repeat(np.arange(3), 4))
+        fitted = FewShotClassifier(learner).fit(x, y)
+        asked = [fitted.predict_proba, fitted.reject, fitted.unknown_score, fitted.unknown_p_value]
+        for question in asked + latents * [fitted.predict_latent, fitted.suggest]:
+            question(2 * x)
+        fitted.add(x[:3], y[:3]).predict(x)
+
+    ask(0)
+    assert compiled()
+    ask(1)
+    assert compiled() == []
+
+
 def test_learners_without_latent_functions_say_so():
     features, labels = clusters()
     fitted = FewShotClassifier(NearestNeighbour(Identity((1, 1, 6))), temperature=1.0).fit(features, labels)

@@ -13,7 +13,7 @@ from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from test_real_labels import gaussian_process
 
-from fewshot import FewShotRegressor
+from fewshot import FewShotRegressor, SparseRegressor
 from fewshot.inference.inner.base import Code
 from fewshot.learners import NearestNeighbour
 from fewshot.models.backbones import Identity
@@ -39,6 +39,16 @@ def test_it_finds_what_scikit_learn_finds():
     for mine, theirs in zip(found.predict(new, return_std=True), other.predict(new, return_std=True), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3)
     assert found.code_ == Code.OK and found.score(x, y) > 0.97
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("regressor", [FewShotRegressor, SparseRegressor])
+def test_other_labels_of_as_many_points_compile_nothing(regressor, compiled):
+    for seed in (0, 1):
+        compiled()
+        x, y = curve(20, seed)
+        regressor().fit(x, y).predict(2 * x, return_std=True)
+        assert bool(compiled()) == (seed == 0)
 
 
 @pytest.mark.long
