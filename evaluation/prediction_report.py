@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # rows of the table; --csv has them all
 SIDE, QUALITY = 160, 80  # of thumbnails
-STRANGE = 0.95  # the share from which on a picture is marked
+STRANGE = 0.9  # the share from which on a picture is marked; with 9 labelled pictures it can be reached
 PAGE_STYLE = """
 .cards { display: flex; flex-wrap: wrap; gap: 1rem; }
 .card { width: 11rem; border: 1px solid #ddd; border-radius: 6px; padding: .5rem; font-size: .85rem; }

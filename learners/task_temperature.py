@@ -37,7 +37,8 @@ class TemperatureMixture(NamedTuple):
         return _tempered(self, probabilities)
 
 
-@jax.jit  # a loop that is not compiled with its caller is compiled anew by every call
+# This and `posterior_of` are compiled on their own: a loop that runs outside compiled code is compiled by every call.
+@jax.jit
 def _tempered(mixture: TemperatureMixture, probabilities: Array) -> Array:
     def add(total: Array, node: TemperatureMixture) -> tuple[Array, None]:
         one = TemperatureMixture(*(values[..., None, None] for values in node))
@@ -95,6 +96,7 @@ def left_out(y: Int[Array, " N"], real: Bool[Array, " N"], folds: int) -> Bool[A
     return (number == jnp.arange(folds)[:, None]) & (count > 1)
 
 
+@jax.jit
 def posterior_of(
     probabilities: Float[Array, "F N C"],
     y: Int[Array, " N"],

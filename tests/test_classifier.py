@@ -27,7 +27,7 @@ from fewshot.classifier import FewShotClassifier
 from fewshot.evaluation.selection import kept_at
 from fewshot.heads import GaussianProcessHead, PretrainedHead, TrainedRun
 from fewshot.inference.inner import exact, run
-from fewshot.learners import GaussianProcess, Learner, NearestNeighbour
+from fewshot.learners import GaussianProcess, Learner, LogisticRegression, NearestNeighbour
 from fewshot.learners.base import traced
 from fewshot.models import KERNELS, Identity, LabelRegression
 from fewshot.models.deep_kernel import DeepKernel
@@ -257,14 +257,15 @@ def test_information_is_what_the_latents_would_tell_of_the_label():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gaussian-process", "photographs", "nearest-neighbour"])
+@pytest.mark.parametrize("name", ["gaussian-process", "photographs", "nearest-neighbour", "logistic-regression"])
 def test_what_was_asked_before_compiles_nothing(name, compiled):
     """Also of another task: what a process compiles it never gives back."""
-    latents, width = name != "nearest-neighbour", 1280 if name == "photographs" else 6
+    latents, width = name in ("gaussian-process", "photographs"), 1280 if name == "photographs" else 6
     learner = {
         "gaussian-process": GaussianProcessHead(),
         "photographs": PretrainedHead("photographs"),
         "nearest-neighbour": NearestNeighbour(Identity((1, 1, 6))),
+        "logistic-regression": LogisticRegression(Identity((1, 1, 6))),
     }[name]
 
     def ask(seed):
