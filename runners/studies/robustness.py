@@ -147,10 +147,10 @@ def tables(rows: Sequence[RobustnessRow]) -> str:
     scores = list(dict.fromkeys(name for row in rows for name in row["out_of_episode"]))
     body = [[row["method"], *(_area(row["out_of_episode"].get(name)) for name in scores)] for row in rows]
     header = ["method", *(name.replace("_", " ") for name in scores)]
+    missing = any(len(row["out_of_episode"]) < len(scores) for row in rows)
     parts.append(
-        "AUROC of queries of other classes against an episode's own, by score, with 95% interval; - where a learner "
-        "does not have that score:\n\n"
-        f"{format_markdown(header, body)}"
+        "AUROC of queries of other classes against an episode's own, by score, with 95% interval"
+        f"{'; - where a learner does not have that score' * missing}:\n\n{format_markdown(header, body)}"
     )
     failed = sum(row["failures"] for row in rows)
     return "\n".join(parts) + f"\nEpisodes whose inference failed: {failed or 'none'}.\n"
