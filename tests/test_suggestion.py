@@ -28,7 +28,7 @@ def test_terms_are_sums_over_the_labels_that_may_come(fitted):
     """The second from fits to either label, each with its probability at temperature 1, by the estimator alone."""
     pool = POOL[3:]  # near labelled examples: one label is more probable than the other
     found = fitted.suggest(pool, 3)
-    first = fitted.unknown_score(pool)
+    first = fitted.task_.information(pool)
     assert found.positions[0] == np.argmax(first) and found.information[0] == pytest.approx(first.max(), rel=1e-5)
     task = replace(fitted.task_, temperatures=single(1.0))
     p = task.probabilities(fitted._inputs(pool[found.positions[:1]]))[0]
@@ -37,7 +37,7 @@ def test_terms_are_sums_over_the_labels_that_may_come(fitted):
         FewShotClassifier(fitted.learner, draws=4096).fit([*X, pool[found.positions[0]]], [*LABELS, label])
         for label in "ab"
     ]
-    second = sum(weight * one.unknown_score(pool) for weight, one in zip(p, later, strict=True))
+    second = sum(weight * one.task_.information(pool) for weight, one in zip(p, later, strict=True))
     second[found.positions[0]] = -np.inf
     assert found.positions[1] == np.argmax(second)
     assert found.information[1] == pytest.approx(second.max(), rel=1e-4)
