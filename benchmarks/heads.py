@@ -407,15 +407,7 @@ def main() -> None:
     if arguments.what == "fit":
         fit(sources, arguments)
         return
-    pages = {
-        "choose": choice,
-        "folds": numbers_of_folds,
-        "kinds": kinds,
-        "scores": score_choice,
-        "test": test,
-        "unknown": unknown,
-    }
-    page = pages[arguments.what](sources, arguments)
+    page = PAGES[arguments.what](sources, arguments)
     print(page)
     Path(arguments.out).write_text(page)
 
