@@ -140,10 +140,14 @@ def strangeness(
 ) -> Float[Array, " Q"]:
     """The score of Q queries that `unknown` is made of, larger where one looks less like any class of the task.
 
-    (U2), or the entropy of a learner without latents. Probabilities are untempered.
+    (U2), or the entropy of a learner without latents. Probabilities are untempered, and of the task's real classes. NaN
+    where a prediction fails.
     """
-    found = scores_of(key, learner, state, labelled, classes, query)
-    return found.entropy if found.distance is None else found.distance + found.entropy
+    found = learner.predict(key, state, query)
+    score = entropy(found.probabilities)
+    if isinstance(learner, LatentLearner):
+        score = score + class_distance(learner, labelled, classes, query)
+    return jnp.where(found.code == Code.NON_FINITE, jnp.nan, score)
 
 
 def class_distance(

@@ -13,12 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
-from fewshot.evaluation.out_of_episode import (
-    Labelled,
-    class_distance,
-    entropy,
-    mutual_information,
-)
+from fewshot.evaluation.out_of_episode import Labelled, mutual_information, strangeness
 from fewshot.evaluation.scoring import embed_images
 from fewshot.evaluation.unknown import left_out_scores, p_values
 from fewshot.inference.inner.base import Code, Mask
@@ -137,18 +132,19 @@ class FittedTask:
         return np.concatenate([np.asarray(part) for part in parts])[: len(new)]
 
     def unknown(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"]:
-        """How little new inputs look like the task's: `strangeness` of `evaluation/out_of_episode.py`."""
-        untempered = replace(self, temperatures=single(1.0))
-        found = np.asarray(entropy(jnp.asarray(untempered.probabilities(new))))
-        if not isinstance(self.learner, LatentLearner) or not len(new):
-            return found
+        """How little new inputs look like the task's: `strangeness` of `evaluation/out_of_episode.py`.
+
+        Raises InferenceFailedError.
+        """
+        if not len(new):
+            return np.empty(0, jnp.result_type(float))
         ways, (inputs, y, mask) = _padded_task(self.learner, self.inputs, self.y, self.classes)
         labelled = Labelled(jnp.asarray(inputs), jnp.asarray(y), mask.points)
-        parts = [
-            apply(_distances, self.learner, (ways,), labelled, padded(new[start : start + CHUNK], CHUNK))
-            for start in range(0, len(new), CHUNK)
-        ]
-        return found + np.concatenate([np.asarray(part) for part in parts])[: len(new)]
+        parts = self._answers(_strange, (ways,), PREDICTION, new, labelled)
+        found = np.concatenate([np.asarray(part) for part in parts])[: len(new)]
+        if np.isnan(found).any():
+            raise InferenceFailedError("a score is not a number; check the examples, or try another inference")
+        return found
 
     def unknown_p_values(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"] | None:
         """(U1) p-values that new inputs show one of the task's classes; None where no class has two labelled inputs."""
@@ -163,12 +159,14 @@ class FittedTask:
         state, code = _conditioned(self.learner, self.key, inputs, y, self.classes, self.examples)
         return replace(self, inputs=inputs, y=y, state=state, code=code)
 
-    def _answers(self, question: Callable[..., PyTree], static: tuple, number: int, new: np.ndarray) -> list[PyTree]:
-        """What a question says of each chunk of new inputs, the last one filled up."""
+    def _answers(
+        self, question: Callable[..., PyTree], static: tuple, number: int, new: np.ndarray, *more: PyTree
+    ) -> list[PyTree]:
+        """What a question says of each chunk of new inputs, the last one filled up, and of what is the same for all."""
         key = jax.random.fold_in(self.key, number)
         size = len(new) if self.learner.traits.transductive else CHUNK
         return [
-            apply(question, self.learner, static, key, self.state, padded(new[start : start + size], size))
+            apply(question, self.learner, static, key, self.state, padded(new[start : start + size], size), *more)
             for start in range(0, len(new), size)
         ]
 
@@ -286,8 +284,10 @@ def _predicted(learner: Learner, key: Array, state: PyTree, query: Array) -> tup
     return found.probabilities, found.code
 
 
-def _distances(learner: LatentLearner, classes: int, labelled: Labelled, query: Array) -> Float[Array, " Q"]:
-    return class_distance(learner, labelled, classes, query)
+def _strange(
+    learner: Learner, classes: int, key: Array, state: PyTree, query: Array, labelled: Labelled
+) -> Float[Array, " Q"]:
+    return strangeness(key, learner, state, labelled, classes, query)
 
 
 def _real_marginals(learner: LatentLearner, classes: int, state: PyTree, query: Array) -> AnyMarginals:

@@ -38,6 +38,8 @@ def test_queries_whose_products_overflow_are_an_error(make):
     fitted = FewShotClassifier(GaussianProcess(deep_kernel, likelihood, make)).fit(features(6), LABELS)
     with pytest.raises(InferenceFailedError, match="a prediction is not finite"):
         fitted.predict_proba(features(5, 1e30))
+    with pytest.raises(InferenceFailedError, match="a score is not a number"):
+        fitted.unknown_score(features(5, 1e30))
 
 
 @pytest.mark.parametrize("kernel", ["cosine", "rbf", "matern52"])
