@@ -75,9 +75,9 @@ def class_split(name: str, classes: int, data_root: str | None) -> np.ndarray:
 
 
 def pictures(
-    name: str, images: int, data_root: str | None, classes: np.ndarray | None = None
+    name: str, images: int | None, data_root: str | None, classes: np.ndarray | None = None
 ) -> tuple[list[Any], np.ndarray]:
-    """The first pictures of every class, or of some classes, and their labels."""
+    """The first pictures of every class (None: all), or of some classes, and their labels."""
     import io
 
     from PIL import Image
@@ -87,7 +87,9 @@ def pictures(
     number = np.zeros(len(labels), int)
     for label in np.unique(labels):
         number[labels == label] = np.arange((labels == label).sum())
-    kept = (number < images) & (True if classes is None else np.isin(labels, classes))
+    kept = np.ones(len(labels), bool) if images is None else number < images
+    if classes is not None:
+        kept &= np.isin(labels, classes)
     files = packed_jpegs(arrays["jpeg"], arrays["offsets"])
     return [Image.open(io.BytesIO(one)) for one, use in zip(files, kept, strict=True) if use], labels[kept]
 

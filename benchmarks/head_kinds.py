@@ -35,8 +35,8 @@ def across_kinds(
             own, foreign = Setting([source]), Setting([other])
             unseen = own.unseen(special[source.name], way)
             everywhere = {
-                "without a metric": (own.metric, general),
-                "of the other": (foreign.metric, special[other.name]),
+                "without a metric": (own.metric(general), general),
+                "of the other": (foreign.metric(special[other.name]), special[other.name]),
             }
             heads = {
                 "its own": ([one.learner for one in unseen], own.temperature(special[source.name], way, shot, count))

@@ -18,13 +18,14 @@ from fewshot.evaluation.episodes import Shape, draw_episodes
 from fewshot.evaluation.scoring import Scores, embed, score
 from fewshot.learners import GaussianProcess
 from fewshot.models.networks import load_encoder
-from fewshot.models.networks.metric import gains, unit, within_class_covariance
+from fewshot.models.networks.metric import gains, powered, unit, within_class_covariance
 from fewshot.tasks import Dataset, make_dataset
 from fewshot.tasks.feature_cache import FeatureCache
 from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.run import Run, build_run
 
-ENCODER, NAMES, IMAGES = "efficientnet-lite0", ("flowers102", "groceries"), 30
+ENCODER, NAMES = "efficientnet-lite0", ("flowers102", "groceries")
+IMAGES = 30  # of a class in episodes, the first; metrics are made of all
 TRAIN, VALIDATION, TEST = range(3)
 FOLDS = 4
 QUERIES, SEED = 10, 0
@@ -43,15 +44,23 @@ class Source(NamedTuple):
     def classes(self, split: int) -> np.ndarray:
         return np.flatnonzero(self.split == split)
 
-    def dataset(self, classes: np.ndarray) -> Dataset:
-        """The pictures of some classes, features in the place of images."""
-        rows = np.isin(self.labels, classes)
+    def rows(self, classes: np.ndarray, images: int | None) -> np.ndarray:
+        """Which pictures [N] are the first `images` of some classes; None: all of them."""
+        found = np.isin(self.labels, classes)
+        if images is not None:
+            for one in classes:
+                found[np.flatnonzero(self.labels == one)[images:]] = False
+        return found
+
+    def dataset(self, classes: np.ndarray, images: int | None = IMAGES) -> Dataset:
+        """Those pictures, features in the place of images."""
+        rows = self.rows(classes, images)
         return make_dataset(self.features[rows][:, None, None], np.searchsorted(classes, self.labels[rows]))
 
 
 def load(name: str, data_root: str | None) -> Source:
     """The features of a data set, from the cache where they are kept."""
-    some, labels = pictures(name, IMAGES, data_root)
+    some, labels = pictures(name, None, data_root)
     return Source(name, encoded(some), labels, class_split(name, labels.max() + 1, data_root))
 
 
@@ -61,7 +70,7 @@ def encoded(some: list[Image]) -> np.ndarray:
 
 
 class Head(NamedTuple):
-    """What is chosen: the metric's shrinkage and rank (0: no metric), the process, the inference.
+    """What is chosen: shrinkage and rank of the metric (0: none), power of the features, the process, the inference.
 
     constant: of the cosine kernel, the prior variance of an intercept in units of the scale; the powers are those of
     the examples a class by which scale and constant change. plug_in: probabilities at the posterior mean.
@@ -69,6 +78,7 @@ class Head(NamedTuple):
 
     shrinkage: float = 0.2
     rank: int = 32
+    power: float = 1.0
     scale: float = 5.0
     constant: float = 0.0
     scale_power: float = 0.0
@@ -87,13 +97,19 @@ class Metric(NamedTuple):
     vectors: np.ndarray
 
 
-def metric_of(sources: Sequence[Source], classes: Mapping[str, np.ndarray]) -> Metric:
-    """Of some classes of each source: averages over the sources, so that a larger one does not decide alone."""
+def metric_of(
+    sources: Sequence[Source], classes: Mapping[str, np.ndarray], power: float = 1.0, images: int | None = None
+) -> Metric:
+    """Of powers of the features of the first `images` pictures (None: all) of some classes of each source.
+
+    The mean is that of class means. Both are averages over the sources, so that a larger one does not decide alone.
+    """
     means, spreads = [], []
     for source in sources:
-        rows = np.isin(source.labels, classes[source.name])
-        means.append(unit(source.features[rows]).mean(0))
-        spreads.append(within_class_covariance(source.features[rows], source.labels[rows]))
+        rows = source.rows(classes[source.name], images)
+        features, labels = np.asarray(powered(jnp.asarray(source.features[rows]), power)), source.labels[rows]
+        means.append(np.mean([unit(features[labels == one]).mean(0) for one in np.unique(labels)], axis=0))
+        spreads.append(within_class_covariance(features, labels))
     values, vectors = np.linalg.eigh(np.mean(spreads, axis=0))
     return Metric(np.mean(means, axis=0), np.maximum(values[::-1], 0.0), vectors[:, ::-1])
 
@@ -112,32 +128,41 @@ class Unseen(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Some classes of every source, those of the other folds, and the metric that these make."""
+    """Some classes of every source, and those of the other folds."""
 
     classes: Mapping[str, np.ndarray]
     made_of: Mapping[str, np.ndarray]
-    metric: Metric
 
 
-def folds(sources: Sequence[Source], orders: Mapping[str, np.ndarray], count: int) -> list[Fold]:
+def folds(orders: Mapping[str, np.ndarray], count: int) -> list[Fold]:
     """Every `count`-th class in the order given makes a fold."""
     found = []
     for k in range(count):
         classes = {name: np.sort(order[k::count]) for name, order in orders.items()}
-        made_of = {name: np.setdiff1d(order, classes[name]) for name, order in orders.items()}
-        found.append(Fold(classes, made_of, metric_of(sources, made_of)))
+        found.append(Fold(classes, {name: np.setdiff1d(order, classes[name]) for name, order in orders.items()}))
     return found
 
 
 class Setting:
-    """The data sets, the classes that may be learned from, and the metric that they make."""
+    """The data sets, the classes that may be learned from, and the metrics that they make.
 
-    def __init__(self, sources: Sequence[Source], most_folds: int = FOLDS):
-        self.sources, self.most_folds = sources, most_folds
+    images: pictures a class that a metric is made of; None: all.
+    """
+
+    def __init__(self, sources: Sequence[Source], most_folds: int = FOLDS, images: int | None = None):
+        self.sources, self.most_folds, self.images = sources, most_folds, images
         self.learned = {one.name: np.flatnonzero(np.isin(one.split, (TRAIN, VALIDATION))) for one in sources}
-        self.metric = metric_of(sources, self.learned)
         orders = {name: np.random.default_rng(SEED).permutation(classes) for name, classes in self.learned.items()}
-        self._folds = cache(partial(folds, sources, orders))
+        self._folds, self._metrics = cache(partial(folds, orders)), cache(self._metrics_of_folds)
+        self._metric = cache(lambda power: metric_of(sources, self.learned, power, images))
+
+    def metric(self, head: Head) -> Metric:
+        """That of all classes to learn from, for a head."""
+        return self._metric(head.power)
+
+    def _metrics_of_folds(self, count: int, power: float) -> list[Metric]:
+        """That of the other folds, for each."""
+        return [metric_of(self.sources, one.made_of, power, self.images) for one in self._folds(count)]
 
     def unseen(self, head: Head, way: int) -> list[Unseen]:
         """Folds of the classes to learn from, with a learner on the metric of the other folds.
@@ -148,8 +173,8 @@ class Setting:
         if count < 2:
             raise ValueError(f"expected at least {2 * way} classes of each data set for two folds, got fewer")
         return [
-            Unseen(learner_of(head, fold.metric), one, fold.classes[one.name], fold.made_of)
-            for fold in self._folds(count)
+            Unseen(learner_of(head, metric), one, fold.classes[one.name], fold.made_of)
+            for fold, metric in zip(self._folds(count), self._metrics(count, head.power), strict=True)
             for one in self.sources
         ]
 
@@ -189,7 +214,7 @@ def pooled(found: Sequence[Scores]) -> tuple[np.ndarray, np.ndarray]:
 
 def run_of(head: Head, metric: Metric, name: str = "photographs") -> Run:
     """The run of a head, as `load_run` would have it: a Gaussian process on features or the metric, nothing trained."""
-    settings: dict[str, object] = {"backbone.rank": head.rank} if head.rank else {}
+    settings: dict[str, object] = {"backbone.rank": head.rank, "backbone.power": head.power}
     of_kernel = {each: getattr(head, each) for each in ("constant", "scale_power", "constant_power")}
     settings |= {f"kernel.{each}": value for each, value in of_kernel.items() if value}
     if head.plug_in:
@@ -200,7 +225,7 @@ def run_of(head: Head, metric: Metric, name: str = "photographs") -> Run:
             likelihood=head.likelihood,
             inference=head.inference,
             kernel=head.kernel,
-            backbone="metric" if head.rank else "identity",
+            backbone="metric",
             shot=5,
             query=QUERIES,
             episodes=1,

@@ -61,7 +61,9 @@ def score_rows(
         (one.source.name, one.learner, one.dataset, part)
         for one, part in zip(unseen, shares(unseen, count), strict=True)
     ]
-    parts += [(one.name, learner_of(head, setting.metric), one.dataset(np.unique(one.labels)), count) for one in others]
+    parts += [
+        (one.name, learner_of(head, setting.metric(head)), one.dataset(np.unique(one.labels)), count) for one in others
+    ]
     for source, learner, dataset, part in parts:
         if dataset.classes >= 2 * way:
             found.setdefault(source, []).append(areas(learner, dataset, way, shot, part))

@@ -2,23 +2,25 @@
 
     python benchmarks/heads.py choose --out choice.md                         a round of docs/results/heads/choice.md
     python benchmarks/heads.py folds --out folds.md                           what their number changes
+    python benchmarks/heads.py images --out images.md                         and that of the pictures of a metric
     python benchmarks/heads.py kinds --out docs/results/heads/kinds.md        what a metric is worth for other pictures
     python benchmarks/heads.py scores --out docs/results/heads/scores.md      which score tells unknown classes
     python benchmarks/heads.py fit --out fewshot/weights                      the files that are shipped
     python benchmarks/heads.py test --out docs/results/heads/comparison.md    beside other methods, paired differences
     python benchmarks/heads.py unknown --out docs/results/heads/unknown.md    classes that a task does not show
 
-Data sets are Flowers 102 and the groceries, 30 pictures a class, each with a metric and temperatures of its own; what
-is for any picture has no metric, and temperatures of both. A metric that was learned from a class flatters it, so heads
-are chosen and temperatures fitted on episodes of a quarter of the training and validation classes with the metric of
-the other three, four times. `--also FILE.npz` adds a data set (features, labels) to the tests, of which nothing was
-learned, `--seen` Tiny ImageNet, whose classes the encoder itself was trained on.
+Data sets are Flowers 102 and the groceries, each with a metric and temperatures of its own; what is for any picture has
+no metric, and temperatures of both. Episodes are of the first 30 pictures a class, metrics of all (flowers have 40 to
+258). A metric that was learned from a class flatters it, so heads are chosen and temperatures fitted on episodes of a
+quarter of the training and validation classes with the metric of the other three, four times. `--also FILE.npz` adds a
+data set (features, labels) to the tests, of which nothing was learned, `--seen` Tiny ImageNet, whose classes the
+encoder itself was trained on.
 """
 
 import argparse
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 
 import numpy as np
@@ -79,8 +81,11 @@ FLAGGED = 300  # tasks of which every query is compared with the left-out pictur
 MEAN = Head(shrinkage=0.4, rank=128, scale=10.0, constant=0.3, plug_in=True)
 MODE = MEAN._replace(scale=3.0, constant=1.0, inference="laplace")
 JOINT = MODE._replace(scale=1.0, constant=10.0, scale_power=1.0, constant_power=-2.5)
-GENERAL = JOINT._replace(rank=0, scale=10.0)
-SPECIAL = {"flowers102": JOINT._replace(shrinkage=0.2), "groceries": JOINT}  # by what they are made of
+GENERAL = JOINT._replace(rank=0, power=0.7, scale=10.0)
+SPECIAL = {  # by what they are made of
+    "flowers102": JOINT._replace(power=0.6, shrinkage=0.2, constant_power=-2.0),
+    "groceries": JOINT._replace(power=0.6, shrinkage=0.5),
+}
 OF_KIND = {"photographs-flowers": "flowers102", "photographs-groceries": "groceries"}
 LEAST = 0.55  # likeness of a task to the kind of a special one: between its own tasks and others (kinds.md)
 PROCESSES = (  # scale, its power, constant, its power
@@ -146,9 +151,29 @@ CANDIDATES = {
         for shrinkage in (0.1, 0.2, 0.3, 0.4)
         for rank in (64, 128)
     },
+    "power of the features": {
+        f"power {power:g}, shrinkage {shrinkage:g}": JOINT._replace(power=power, shrinkage=shrinkage)
+        for power in (1.0, 0.8, 0.7, 0.6, 0.5)
+        for shrinkage in (0.2, 0.3, 0.4)
+    },
+    "shrinkage with powers": {
+        f"shrinkage {shrinkage:g}": JOINT._replace(power=0.6, shrinkage=shrinkage)
+        for shrinkage in (0.1, 0.2, 0.4, 0.5, 0.6)
+    },
+    "intercept with powers": {
+        f"{name}, constant 10 n^{power:g}": head._replace(constant_power=power)
+        for name, head in (
+            ("metric", JOINT._replace(power=0.6, shrinkage=0.3)),
+            ("no metric", JOINT._replace(power=0.7, rank=0, scale=10.0)),
+        )
+        for power in (-2.5, -2.0, -1.5)
+    },
+    "power without a metric": {
+        f"power {power:g}": GENERAL._replace(power=power) for power in (1.0, 0.8, 0.7, 0.6, 0.5)
+    },
     "no metric": {
-        f"scale {scale:g} n^{scale_power:g}, constant {constant:g} n^{constant_power:g}": GENERAL._replace(
-            scale=scale, constant=constant, scale_power=scale_power, constant_power=constant_power
+        f"scale {scale:g} n^{scale_power:g}, constant {constant:g} n^{constant_power:g}": JOINT._replace(
+            rank=0, scale=scale, constant=constant, scale_power=scale_power, constant_power=constant_power
         )
         for scale, scale_power, constant, constant_power in PROCESSES[:1]
         + PROCESSES[-2:]
@@ -174,9 +199,9 @@ def choice(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
                 found = setting.by_source(head, way, shot, count // len(settings))
                 temperature = temperature_of(list(chain.from_iterable(found.values())))
                 for each in found.values():
-                    scores = pooled([one.tempered(temperature) for one in each])
-                    cells.append(f"{100 * metrics.accuracy(*scores):.1f} / {metrics.nll(*scores):.4f}")
-                    logs.append(np.log(metrics.nll(*scores)))
+                    cell, log = accuracy_and_nll(each, temperature)
+                    cells.append(cell)
+                    logs.append(log)
         rows.append([name, *cells, f"{np.exp(np.mean(logs)):.4f}"])
         print(rows[-1], flush=True)
     columns = [f"{source.name}, {way}-way {shot}-shot" for way, shot in shapes for source in sources]
@@ -187,6 +212,13 @@ def choice(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
         f"{', one for both data sets' * arguments.joint}. Classes: every fold of those of training and "
         f"validation by the metric of the other folds.\n\n{table}"
     )
+
+
+def accuracy_and_nll(found: Sequence[Scores], temperature: float) -> tuple[str, float]:
+    """Both of all answers at a temperature, for a table, and the logarithm of the NLL."""
+    scores = pooled([one.tempered(temperature) for one in found])
+    nll = metrics.nll(*scores)
+    return f"{100 * metrics.accuracy(*scores):.1f} / {nll:.4f}", float(np.log(nll))
 
 
 def numbers_of_folds(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
@@ -206,6 +238,31 @@ def numbers_of_folds(sources: Sequence[Source], arguments: argparse.Namespace) -
         f"{command(arguments)}: every fold of the classes of training "
         "and validation by the metric of the other folds; the temperature of least NLL.\n\n"
         f"{format_markdown(['task', 'folds', *columns], rows)}"
+    )
+
+
+def numbers_of_images(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
+    """What a metric of more pictures a class does, for data sets that have more than episodes use."""
+    rows, shapes = [], arguments.tasks or CHOICE
+    for source in sources:
+        if np.bincount(source.labels).max() == IMAGES:
+            continue
+        settings = {f"{IMAGES}": Setting([source], images=IMAGES), "all": Setting([source])}
+        for (images, setting), shrinkage in product(settings.items(), (0.1, 0.2, 0.3)):
+            cells, logs = [], []
+            for way, shot in shapes:
+                found = setting.answers(JOINT._replace(shrinkage=shrinkage), way, shot, arguments.episodes)
+                cell, log = accuracy_and_nll(found, temperature_of(found))
+                cells.append(cell)
+                logs.append(log)
+            rows.append([source.name, images, f"{shrinkage:g}", *cells, f"{np.exp(np.mean(logs)):.4f}"])
+            print(rows[-1], flush=True)
+    columns = ["data set", "pictures a class", "shrinkage", *(f"{way}-way {shot}-shot" for way, shot in shapes)]
+    return (
+        "# Pictures of a metric\n\n"
+        f"{command(arguments)}: accuracy in percent / NLL at the best temperature of the shape, of every fold of the "
+        "classes of training and validation by the metric of the other folds. Episodes are of the same pictures in "
+        f"every row.\n\n{format_markdown([*columns, 'geometric mean of the NLLs'], rows)}"
     )
 
 
@@ -234,7 +291,7 @@ def fit(sources: Sequence[Source], arguments: argparse.Namespace) -> None:
         print(name, flush=True)
         table = TemperatureTable(WAYS, SHOTS, table_of_temperatures(setting, head, arguments.episodes))
         kind = None if name == DEFAULT else kind_of(setting.sources[0], setting.learned[OF_KIND[name]], LEAST)
-        store(Path(arguments.out) / f"{name}.safetensors", run_of(head, setting.metric), table, ENCODER, kind)
+        store(Path(arguments.out) / f"{name}.safetensors", run_of(head, setting.metric(head)), table, ENCODER, kind)
 
 
 def kinds(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
@@ -306,7 +363,7 @@ def others_at(setting: Setting, head: Head, way: int, shot: int) -> Others:
         prior = prior_of(one.learner, setting.sources, one.made_of)
         episodes = draw_episodes(SEED, "test", one.dataset, Shape(way, shot, QUERIES), count)
         parts.append(Part(unit(features_of(one.dataset)), seen, prior.standard(seen), episodes))
-    return chosen(parts, prior_of(learner_of(head, setting.metric), setting.sources, setting.learned), way)
+    return chosen(parts, prior_of(learner_of(head, setting.metric(head)), setting.sources, setting.learned), way)
 
 
 def prior_of(learner: GaussianProcess, sources: Sequence[Source], classes: Mapping[str, np.ndarray]) -> ClassPrior:
@@ -314,8 +371,8 @@ def prior_of(learner: GaussianProcess, sources: Sequence[Source], classes: Mappi
     seen, labels = [], []
     for one in sources:
         own = classes[one.name]
-        seen.append(in_metric(learner, one.dataset(own)))
-        labels += [f"{one.name} {label}" for label in one.labels[np.isin(one.labels, own)]]
+        seen.append(in_metric(learner, one.dataset(own, None)))
+        labels += [f"{one.name} {label}" for label in one.labels[one.rows(own, None)]]
     return class_prior(np.concatenate(seen), np.unique(labels, return_inverse=True)[1])
 
 
@@ -392,6 +449,7 @@ def unknown(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
 PAGES = {
     "choose": choice,
     "folds": numbers_of_folds,
+    "images": numbers_of_images,
     "kinds": kinds,
     "scores": score_choice,
     "test": test,

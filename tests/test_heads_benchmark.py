@@ -79,9 +79,38 @@ def test_what_is_unseen_made_no_metric(setting):
         for name in "ab":
             learned = itertools.chain.from_iterable(part.classes for part in unseen if part.source.name == name)
             assert sorted(learned) == list(range(9))
-    np.testing.assert_array_equal(found.metric.mean, setting.metric_of(sources, found.learned).mean)
+    wanted = setting.metric_of(sources, found.learned).mean
+    np.testing.assert_array_equal(found.metric(setting.Head()).mean, wanted)
     with pytest.raises(ValueError, match="expected at least 10 classes"):
         found.unseen(setting.Head(rank=2), 5)
+
+
+def test_metrics_are_of_all_pictures_and_episodes_of_the_first(setting):
+    """Of three pictures a class, five of one; a metric may be asked for of the first two, and of roots of the features.
+
+    Every class has the same weight in its mean.
+    """
+    x = np.random.default_rng(0).uniform(0.1, 1.0, (14, 5)).astype(np.float32)
+    source = setting.Source("a", x, np.append(np.tile(np.arange(4), 3), [0, 0]), np.full(4, setting.TRAIN))
+    some = np.array([1, 3])
+    assert np.flatnonzero(source.rows(some, 1)).tolist() == [1, 3]
+    assert np.flatnonzero(source.rows(some, None)).tolist() == [1, 3, 5, 7, 9, 11]
+    np.testing.assert_array_equal(source.dataset(some, 1).images[:, 0, 0], x[[1, 3]])
+
+    def mean(features):
+        z, classes = features / np.sqrt((features**2).sum(1, keepdims=True)), source.labels[: len(features)]
+        return np.mean([z[classes == one].mean(0) for one in np.unique(classes)], axis=0)
+
+    everything, first = setting.Setting([source]), setting.Setting([source], images=2)
+    head = setting.Head(power=0.5)
+    np.testing.assert_allclose(everything.metric(setting.Head()).mean, mean(x), rtol=1e-5)
+    np.testing.assert_allclose(everything.metric(head).mean, mean(np.sqrt(x)), rtol=1e-5)
+    np.testing.assert_allclose(first.metric(head).mean, mean(np.sqrt(x[:8])), rtol=1e-5)
+    (fold,) = (one for one in everything.unseen(head._replace(rank=2), 2) if 0 not in one.classes)
+    own = fold.learner.deep_kernel.backbone.mean[...]
+    z = np.sqrt(x) / np.sqrt(x.sum(1, keepdims=True))
+    wanted = np.mean([z[source.labels == one].mean(0) for one in fold.made_of["a"]], axis=0)
+    np.testing.assert_allclose(own, wanted, rtol=1e-5)
 
 
 def test_a_temperature_may_be_as_small_as_a_small_scale_needs(setting):

@@ -69,7 +69,32 @@ def test_nothing_is_learned_without_shrinkage_weight():
     np.testing.assert_array_equal(gains(np.array([3.0, 2.0, 1.0]), 2, 0.0), 0.0)
 
 
-@pytest.mark.parametrize("rank", [0, D + 1])
+@pytest.mark.parametrize("rank", [-1, D + 1])
 def test_a_rank_that_makes_no_sense_is_refused(rank):
-    with pytest.raises(ValueError, match=r"rank must lie in 1\.\.7"):
+    with pytest.raises(ValueError, match=r"rank must lie in 0\.\.7"):
         FeatureMetric((1, 1, D), rngs=nnx.Rngs(0), rank=rank)
+
+
+@pytest.mark.parametrize("power", [0.0, -0.5, np.inf, np.nan])
+def test_a_power_that_makes_no_sense_is_refused(power):
+    with pytest.raises(ValueError, match="power must be a positive number"):
+        FeatureMetric((1, 1, D), rngs=nnx.Rngs(0), rank=3, power=power)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_features_are_raised_to_the_power_before_they_get_length_one(features, rank):
+    """With power 1/2: signed square roots, one by one; without directions nothing follows."""
+    x, _ = features
+    x[0, :3] = [-4.0, 0.0, 9.0]
+    metric = FeatureMetric((1, 1, D), rngs=nnx.Rngs(0), rank=rank, power=0.5)
+    roots = np.array([[np.copysign(np.sqrt(abs(value)), value) for value in row] for row in x])
+    np.testing.assert_allclose(roots[0, :3], [-2.0, 0.0, 3.0])
+    np.testing.assert_allclose(applied(metric, x), unit(roots), atol=1e-6)
+
+
+def test_nothing_is_infinite_where_a_feature_is_zero():
+    """Neither the value nor the gradient of a metric's own parameters, where the root's slope is infinite."""
+    x = jnp.asarray([[0.0, 4.0, 0.0, 1.0, 0.0, 0.0, 9.0], [0.0] * D])[None, :, None, None]
+    metric = FeatureMetric((1, 1, D), rngs=nnx.Rngs(0), rank=2, power=0.5)
+    value, gradient = nnx.value_and_grad(lambda one: (one(x, train=False) ** 2).sum())(metric)
+    assert np.isfinite(value) and all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))

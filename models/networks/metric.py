@@ -1,9 +1,10 @@
 """A metric on the features of a frozen encoder: what differs between pictures of one class counts less.
 
-    (M1)  z = x / |x| - m,   y = z + U diag(g) U^T z
+    (M1)  x' = sign(x) |x|^p,   z = x' / |x'| - m,   y = z + U diag(g) U^T z
 
-m [D] is the mean feature of other classes, U [D, R] orthonormal directions, g [R] > -1 their gains. With U the leading
-eigenvectors of a within-class covariance S of unit features, and eigenvalues l,
+A power p < 1 keeps a few large features of x [D], such as rectified ones have, from deciding everything. m [D] is the
+mean of the class means of other classes, U [D, R] orthonormal directions, g [R] > -1 their gains. With U the leading
+eigenvectors of a within-class covariance S of the unit vectors x' / |x'|, and eigenvalues l,
 
     (M2)  1 + g_r = sqrt(L_rest / L_r),   L_r = (1 - a) mean(l) + a l_r,   L_rest = (1 - a) mean(l) + a mean(l_r, r > R)
 
@@ -24,28 +25,36 @@ RANK = 64
 
 
 class FeatureMetric(Backbone):
-    """(M1) on features in the place of images [.., 1, 1, D]; it starts at unit features, in a random basis of rank R.
+    """(M1) on features in the place of images [.., 1, 1, D]; it starts with m = g = 0, in a random basis of rank R.
 
-    Raises ValueError for a rank outside 1..D.
+    Raises ValueError for a rank outside 0..D, and for a power that is not a positive number.
     """
 
-    def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, rank: int = RANK):
-        self.image_shape, self.features = image_shape, math.prod(image_shape)
-        if not 1 <= rank <= self.features:
-            raise ValueError(f"rank must lie in 1..{self.features}, the number of features, got {rank}")
+    def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs, rank: int = RANK, power: float = 1.0):
+        self.image_shape, self.features, self.power = image_shape, math.prod(image_shape), power
+        if not 0 <= rank <= self.features:
+            raise ValueError(f"rank must lie in 0..{self.features}, the number of features, got {rank}")
+        if not 0 < power < math.inf:
+            raise ValueError(f"power must be a positive number, got {power}")
         dtype = jnp.result_type(float)
         self.mean = nnx.Param(jnp.zeros(self.features, dtype))
-        basis = nnx.initializers.orthogonal()(rngs.params(), (self.features, rank), dtype)
+        shape = self.features, rank
+        basis = nnx.initializers.orthogonal()(rngs.params(), shape, dtype) if rank else jnp.zeros(shape, dtype)
         self.directions = nnx.Param(basis)
         self.gains = nnx.Param(jnp.zeros(rank, dtype))
 
     def __call__(self, x: Float[Array, "T N H W Ch"], train: bool) -> Float[Array, "T N D"]:
         """Images x [T, N, H, W, Ch] to features [T, N, D]."""
         tasks, points = x.shape[:2]
-        z = unit_norm(x.reshape(tasks * points, self.features)) - self.mean[...]
+        z = unit_norm(powered(x.reshape(tasks * points, self.features), self.power)) - self.mean[...]
         basis = self.directions[...]
         y = z + inner_products(inner_products(z, basis.T) * self.gains[...], basis)
         return y.reshape(tasks, points, self.features)
+
+
+def powered(x: Float[Array, "*N D"], power: float) -> Float[Array, "*N D"]:
+    """x' of (M1)."""
+    return x if power == 1.0 else jnp.sign(x) * jnp.abs(x) ** power
 
 
 def within_class_covariance(
