@@ -4,6 +4,7 @@ import importlib
 import itertools
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import REPOSITORY, load_benchmark
@@ -107,10 +108,13 @@ def test_metrics_are_of_all_pictures_and_episodes_of_the_first(setting):
     np.testing.assert_allclose(everything.metric(head).mean, mean(np.sqrt(x)), rtol=1e-5)
     np.testing.assert_allclose(first.metric(head).mean, mean(np.sqrt(x[:8])), rtol=1e-5)
     (fold,) = (one for one in everything.unseen(head._replace(rank=2), 2) if 0 not in one.classes)
-    own = fold.learner.deep_kernel.backbone.mean[...]
+    backbone = fold.learner.deep_kernel.backbone
     z = np.sqrt(x) / np.sqrt(x.sum(1, keepdims=True))
     wanted = np.mean([z[source.labels == one].mean(0) for one in fold.made_of["a"]], axis=0)
-    np.testing.assert_allclose(own, wanted, rtol=1e-5)
+    np.testing.assert_allclose(backbone.mean[...], wanted, rtol=1e-5)
+    backbone.gains[...] = jnp.zeros(2)
+    found = backbone(jnp.asarray(x)[None, :, None, None], train=False)[0]
+    np.testing.assert_allclose(found, z - wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_a_temperature_may_be_as_small_as_a_small_scale_needs(setting):
