@@ -26,7 +26,12 @@ from fewshot.models.likelihoods.base import Likelihood, log_densities
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
-    import arviz
+    try:
+        import arviz
+    except (
+        FileNotFoundError
+    ):  # ArviZ 0.23 moves a file once a day; of two processes at once the later one finds it gone
+        import arviz
 
 ArvizData: TypeAlias = Any  # InferenceData or DataTree
 Table: TypeAlias = Any  # a table of pandas

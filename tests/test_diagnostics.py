@@ -1,6 +1,9 @@
 """ArviZ data of every kind of posterior, k-hat and PSIS-LOO, against closed forms."""
 
+import os
 import re
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -36,6 +39,21 @@ from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEa
 from fewshot.models.likelihoods.base import log_densities
 from fewshot.runners import diagnose
 
+# Another process has just moved the file that ArviZ moves once a day.
+MOVED_BY_ANOTHER = """
+from pathlib import Path
+
+replace = Path.replace
+
+def moved(self, target):
+    Path.replace = replace
+    replace(self, target)
+    raise FileNotFoundError(self)
+
+Path.replace = moved
+import fewshot.inference.diagnostics
+assert Path.replace is replace
+"""
 GROUPS = {"posterior", "posterior_predictive", "log_likelihood", "sample_stats", "observed_data"}
 KERNELS = {
     "exact": (exact, LabelRegression(noise=0.5)),
@@ -56,6 +74,13 @@ def fitted(name, task, steps=30):
     kernel = make(likelihood)
     state, _ = jax.jit(lambda key: fit(key, kernel, task.prior, task.y, steps=steps))(jax.random.key(0))
     return kernel, likelihood, state, kernel.posterior(state, task.prior)
+
+
+@pytest.mark.skipif(not diagnostics.arviz.__version__.startswith("0."), reason="ArviZ 1 moves no file")
+def test_two_processes_import_arviz_at_once(tmp_path):
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", MOVED_BY_ANOTHER], env=environment, check=True)
+    assert (tmp_path / "arviz" / "daily_warning").exists()
 
 
 @pytest.mark.slow
