@@ -120,6 +120,8 @@ def learner_of(about: About, given: Head | Learner | None, path: Path) -> tuple[
         raise SavedError(f"{path}: learner: {plain(error)[:300]}") from error
     if (kind, fingerprint) != (about.kind, about.fingerprint):
         got = kind if kind != about.kind else f"another with SHA-256 {fingerprint[:12]}..."
+        if given is None and isinstance(answering, PretrainedHead):
+            got += f": the weights {answering.name} have changed since"
         raise SavedError(f"{path}: expected the {about.kind} learner {about.fingerprint[:12]}, got {got}; fit again")
     return learner, answering
 

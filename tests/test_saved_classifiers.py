@@ -14,7 +14,7 @@ from test_classifier import clusters
 
 from fewshot import saving
 from fewshot.classifier import FewShotClassifier
-from fewshot.heads import GaussianProcessHead, TrainedRun
+from fewshot.heads import GaussianProcessHead, PretrainedHead, TrainedRun
 from fewshot.learners import NearestNeighbour
 from fewshot.models import Identity
 from fewshot.saving import SavedError
@@ -99,6 +99,18 @@ def test_a_run_is_found_again_and_must_be_the_same(tiny_run, tmp_path):
     (moved / "config.json").write_text((moved / "config.json").read_text() + " ")
     with pytest.raises(SavedError, match=r"expected the run learner .*, got another with SHA-256 .*; fit again"):
         FewShotClassifier.load(tmp_path / "a", learner=TrainedRun(str(moved)))
+
+
+def test_shipped_weights_that_have_changed_are_told(tmp_path):
+    x = np.random.default_rng(0).uniform(size=(6, 1280)).astype(np.float32)
+    FewShotClassifier(PretrainedHead("photographs-flowers"), temperature=1.0).fit(x, list("aabbcc")).save(
+        tmp_path / "a"
+    )
+    rewrite(tmp_path / "a", tmp_path / "b", lambda text: altered(text, ("fingerprint",), json.dumps("0" * 64)))
+    with pytest.raises(
+        SavedError, match=r"0{12}, got .*: the weights photographs-flowers have changed since; fit again"
+    ):
+        FewShotClassifier.load(tmp_path / "b")
 
 
 def test_a_learner_of_ones_own_is_brought_along(tmp_path):
