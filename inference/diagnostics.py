@@ -26,11 +26,10 @@ from fewshot.models.likelihoods.base import Likelihood, log_densities
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", r"\s*ArviZ is undergoing a major refactor", FutureWarning)
+    # ArviZ 0.23 moves a file once a day; of two processes at once the later one finds it gone.
     try:
         import arviz
-    except (
-        FileNotFoundError
-    ):  # ArviZ 0.23 moves a file once a day; of two processes at once the later one finds it gone
+    except FileNotFoundError:
         import arviz
 
 ArvizData: TypeAlias = Any  # InferenceData or DataTree
