@@ -84,14 +84,19 @@ def pictures(
 
     arrays = read_npz(resolve_root(data_root) / FILES[name], ("jpeg", "offsets", "labels"))
     labels = arrays["labels"].astype(int)
-    number = np.zeros(len(labels), int)
-    for label in np.unique(labels):
-        number[labels == label] = np.arange((labels == label).sum())
-    kept = np.ones(len(labels), bool) if images is None else number < images
+    kept = np.ones(len(labels), bool) if images is None else among_first(labels, images)
     if classes is not None:
         kept &= np.isin(labels, classes)
     files = packed_jpegs(arrays["jpeg"], arrays["offsets"])
     return [Image.open(io.BytesIO(one)) for one, use in zip(files, kept, strict=True) if use], labels[kept]
+
+
+def among_first(labels: np.ndarray, images: int) -> np.ndarray:
+    """Which pictures [N] are among the first `images` of their class."""
+    found = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        found[np.flatnonzero(labels == label)[:images]] = True
+    return found
 
 
 def episodes(labels: np.ndarray, classes: np.ndarray, shot: int, count: int, seed: int) -> np.ndarray:

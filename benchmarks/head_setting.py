@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from encoders import class_split, pictures
+from encoders import among_first, class_split, pictures
 from PIL.Image import Image
 
 from fewshot.evaluation.calibration import fit_temperature
@@ -47,10 +47,7 @@ class Source(NamedTuple):
     def rows(self, classes: np.ndarray, images: int | None) -> np.ndarray:
         """Which pictures [N] are the first `images` of some classes; None: all of them."""
         found = np.isin(self.labels, classes)
-        if images is not None:
-            for one in classes:
-                found[np.flatnonzero(self.labels == one)[images:]] = False
-        return found
+        return found if images is None else found & among_first(self.labels, images)
 
     def dataset(self, classes: np.ndarray, images: int | None = IMAGES) -> Dataset:
         """Those pictures, features in the place of images."""
