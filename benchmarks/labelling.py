@@ -1,14 +1,17 @@
 """Labels until 90% accuracy: those that `FewShotClassifier.suggest` asks for against labels of random examples.
 
-    python benchmarks/labelling.py --features FILE.npz [--tasks 30] [--weights photographs]
+    python benchmarks/labelling.py --test-classes groceries [--tasks 30] [--weights photographs]
+    python benchmarks/labelling.py --features FILE.npz ...
 
-FILE has `features` [N, D] and `labels` [N]. A task has 5 classes with 10 examples in the pool and 10 to test on each,
-and begins with one label of every class; both ways begin with the same ones, and get one label at a time.
+FILE has `features` [N, D] and `labels` [N]; test classes are those of heads.py, 30 pictures each. A task has 5 classes
+with 10 examples in the pool and 10 to test on each, and begins with one label of every class; both ways begin with the
+same ones, and get one label at a time.
 """
 
 import argparse
 
 import numpy as np
+from head_setting import IMAGES, NAMES, TEST, load
 
 from fewshot import FewShotClassifier
 from fewshot.heads import GaussianProcessHead, Head, PretrainedHead
@@ -43,9 +46,22 @@ def labels_needed(head: Head, task: Examples, rng: np.random.Generator, suggests
     return len(known)
 
 
+def examples_of(given: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Features [N, D] and labels [N] of a file, or of test classes."""
+    if given.features:
+        with np.load(given.features) as arrays:
+            return arrays["features"], arrays["labels"]
+    source = load(given.test_classes, given.data_root)
+    rows = source.rows(source.classes(TEST), IMAGES)
+    return source.features[rows], source.labels[rows]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--features", required=True, metavar="FILE.npz")
+    examples = parser.add_mutually_exclusive_group(required=True)
+    examples.add_argument("--features", metavar="FILE.npz")
+    examples.add_argument("--test-classes", choices=NAMES)
+    parser.add_argument("--data-root")
     parser.add_argument("--tasks", type=int, default=30)
     parser.add_argument(
         "--weights", choices=PRETRAINED, help="the head of these; else one that nothing was learned for"
@@ -53,10 +69,10 @@ def main() -> None:
     given = parser.parse_args()
     compilation_cache.enable()
     head = PretrainedHead(given.weights) if given.weights else GaussianProcessHead(inference="laplace")
-    arrays = np.load(given.features)
+    features, labels = examples_of(given)
     found = []
     for seed in range(given.tasks):
-        task = Examples(arrays["features"], arrays["labels"], np.random.default_rng(seed))
+        task = Examples(features, labels, np.random.default_rng(seed))
         found.append([labels_needed(head, task, np.random.default_rng(seed), suggests) for suggests in (True, False)])
     counts = np.array(found)
     less = counts[:, 1] - counts[:, 0]
