@@ -52,6 +52,7 @@ from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import HEAD_OF
 from fewshot.suggestion import suggested
 from fewshot.tasks import preparation
+from fewshot.training.run_directory import RunError
 
 __all__ = ["Answers", "FewShotClassifier", "InferenceFailedError", "Latents", "Suggestion"]
 
@@ -142,7 +143,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         head = _for_task(self._head(), images)
         built = _built(head, images.shape[3] if holds_features(images.shape) else None)
         self._learn(self._key(), embed(built.learner, images), labels, built)
-        self.head_ = head
+        self.head_, self._fingerprint = head, _fingerprint(head)
         return self
 
     def add(self, X: object, y: object) -> "FewShotClassifier":
@@ -222,12 +223,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return Suggestion(*suggested(self.task_, self._inputs(X_pool), k))
 
     def save(self, path: str | Path) -> None:
-        """Write what was fitted to a file that `load` reads: inputs, labels, key, temperatures, what the learner is.
+        """Write what was fitted to a file that `load` reads: examples, labels, key, temperatures, shipped weights.
 
         Raises SavedError for labels that a file cannot hold; OSError.
         """
         check_is_fitted(self)
-        saving.save(Path(path), self._described(), self.classes_, self.task_.kept)
+        saving.save(Path(path), self._described(), self.classes_, self.task_.kept, self.head_)
 
     @classmethod
     def load(
@@ -238,8 +239,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         learner: needed where a `Learner` was fitted, or the run folder was moved. encoder: needed where the file names
         one that is not this project's own. Raises SavedError, in one line.
         """
-        about, classes, kept = saving.load(Path(path))
-        described, head = saving.learner_of(about, learner, Path(path))
+        about, classes, kept, shipped = saving.load(Path(path))
+        described, head = saving.learner_of(about, shipped, learner, Path(path))
         found = cls(
             described,
             saving.encoder_of(about, encoder, Path(path)),
@@ -248,7 +249,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             draws=about.draws,
         )
         saving.check_fit(lambda: _built(head, _width(kept.inputs)), about, kept, Path(path))
-        found.classes_, found._kept, found.head_ = classes, kept, head
+        found.classes_, found._kept, found.head_, found._fingerprint = classes, kept, head, _fingerprint(head)
         if about.features is not None:
             found.n_features_in_ = about.features
         if about.feature_names is not None:
@@ -258,10 +259,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     def built(self) -> Built:
         """What answers: of the fitted head, or else of the one that is to be fitted.
 
-        Raises ValueError for a head that depends on the number of features, before `fit`; RunError.
+        Raises ValueError for a head that depends on the number of features, before `fit`; RunError, also for a run
+        folder with other weights than it was fitted with.
         """
         if not self.__sklearn_is_fitted__():
             return _built(self._head(), None)
+        if _fingerprint(self.head_) != self._fingerprint:
+            raise RunError(f"expected {self.head_} as it was when this was fitted, got other weights; fit again")
         return _built(self.head_, _width(self._kept.inputs))
 
     @property
@@ -306,8 +310,11 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return hasattr(self, "classes_")
 
     def __getstate__(self) -> dict[str, object]:
-        """What a pickle holds: no posterior, which is found again from inputs, labels and key."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_task"}
+        """What a pickle holds: no posterior, which is found again from inputs, labels and key; shipped weights."""
+        state = {name: value for name, value in super().__getstate__().items() if name != "_task"}
+        if isinstance(head := state.get("head_"), PretrainedHead):
+            state["head_"] = head.kept()
+        return state
 
     def _learn(self, key: Key[Array, ""], inputs: np.ndarray, labels: np.ndarray, built: Built) -> None:
         """Condition on all labelled inputs; where that fails, everything stays as it was."""
@@ -402,6 +409,11 @@ def _for_task(head: Head | Learner, images: np.ndarray) -> Head | Learner:
 
 def _built(head: Head | Learner, width: int | None) -> Built:
     return Built(head, lambda counts: UNKNOWN) if isinstance(head, Learner) else head.build(width)
+
+
+def _fingerprint(head: Head | Learner) -> str:
+    """What a head only points at; a learner is at hand."""
+    return "" if isinstance(head, Learner) else head.fingerprint()
 
 
 def _width(inputs: np.ndarray) -> int | None:

@@ -23,7 +23,7 @@ from sklearn.base import BaseEstimator
 from fewshot.conditioning import TemperaturePrior
 from fewshot.inference.many_labels import ManyLabels
 from fewshot.learners import GaussianProcess, Learner
-from fewshot.pretrained import Pretrained, load_pretrained
+from fewshot.pretrained import Content, Pretrained, content_of, load_pretrained, parsed
 from fewshot.training import shape_temperature
 from fewshot.training.configuration import GAUSSIAN_PROCESS, RunConfig, resolve
 from fewshot.training.overrides import ConfigError, Setting
@@ -216,6 +216,37 @@ class PretrainedHead(Head):
     def fingerprint(self) -> str:
         """SHA-256 of the weights."""
         return fingerprint_of(self.load().learner)
+
+    def kept(self) -> "StoredHead":
+        """The same, whatever will be shipped under its name."""
+        return StoredHead(self.name, content_of(self.name))
+
+
+class StoredHead(PretrainedHead):
+    """Weights that were shipped under a name when a classifier was fitted, as a file or a pickle of it holds them."""
+
+    def __init__(self, name: str, content: Content):
+        super().__init__(name)
+        self.content = content
+
+    def load(self) -> Pretrained:
+        """Learner, encoder and temperatures. Raises RunError for a content that is damaged."""
+        if not hasattr(self, "_found"):
+            self._found = parsed(self.content, Path(f"{self.name}.safetensors"), self.name)
+        return self._found
+
+    def for_task(self, images: Shaped[np.ndarray, "N H W Ch"]) -> "PretrainedHead":
+        """This: what answered a task goes on to."""
+        del images
+        return self
+
+    def kept(self) -> "StoredHead":
+        """This."""
+        return self
+
+    def __getstate__(self) -> dict[str, object]:
+        """Name and content, from which the rest is made again."""
+        return {name: value for name, value in super().__getstate__().items() if name != "_found"}
 
 
 _pretrained = functools.cache(load_pretrained)

@@ -20,7 +20,7 @@ from fewshot.conditioning import embed
 from fewshot.evaluation.prediction_report import Predicted
 from fewshot.evaluation.selection import kept_at
 from fewshot.evaluation.text import plain
-from fewshot.heads import PretrainedHead, TrainedRun
+from fewshot.heads import PretrainedHead, StoredHead, TrainedRun
 from fewshot.inputs import name_of
 from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks import load_encoder
@@ -231,13 +231,15 @@ def answered(model: Model, query: Images, keep_accuracy: float = KEEP_ACCURACY) 
 def _read_as(model: Model, query: Images) -> str:
     """What the network sees: a user's photographs may be larger, and have colours that it was not trained on."""
     height, width, channels = model.image_shape
+    asked, head = model.classifier.learner, model.classifier.head_
+    special = ""
+    if isinstance(head, StoredHead):
+        special = f", answered by {head.name} as it was when {plain(model.name)} was saved"
+    elif isinstance(head, PretrainedHead) and isinstance(asked, PretrainedHead) and head.name != asked.name:
+        special = f", answered by {head.name}"
     if holds_features(model.image_shape):
-        encoder, asked, head = model.encoder, model.classifier.learner, model.classifier.head_
-        by = f" of {plain(encoder)}" if encoder and Path(query.names[0]).is_file() else ""
-        special = ""
-        if isinstance(head, PretrainedHead) and isinstance(asked, PretrainedHead) and head.name != asked.name:
-            special = f", answered by {head.name}"
+        by = f" of {plain(model.encoder)}" if model.encoder and Path(query.names[0]).is_file() else ""
         return f"{channels} features{by}{special}"
     ink = model.prepare.photographs if isinstance(model.prepare, InkPreparation) else 0
     of_ink = f"; {ink} photographs of ink cleaned and centred (--no-ink leaves them as they are)" if ink else ""
-    return f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}{of_ink}"
+    return f"{width} x {height} pixels, {'grey' if channels == 1 else 'colour'}{special}{of_ink}"

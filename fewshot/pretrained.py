@@ -10,7 +10,7 @@ kinds of pictures, and the labelled pictures of a task tell which answers it (`P
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -26,7 +26,7 @@ from fewshot.models.networks.metric import unit
 from fewshot.training import weights
 from fewshot.training.configuration import RunConfig, data_of
 from fewshot.training.overrides import ConfigError
-from fewshot.training.run import LARGEST_TEMPERATURE, Run, build_run, exported, with_weights
+from fewshot.training.run import EXPORT_AGAIN, LARGEST_TEMPERATURE, Run, build_run, exported, with_weights
 from fewshot.training.run_directory import READABLE, SCHEMA_VERSION, RunError
 from fewshot.training.shape_temperature import Temperatures
 
@@ -116,28 +116,43 @@ class Pretrained:
 
 def load_pretrained(name: str) -> Pretrained:
     """The weights of that name. Raises ValueError for an unknown name, RunError for a damaged file."""
-    if name not in PRETRAINED:
-        raise ValueError(f"expected weights named {', '.join(PRETRAINED)}, got {str(name)[:80]!r}")
+    _check_name(name)
     found = read(FOLDER / f"{name}.safetensors", name)
     return replace(found, special=tuple(load_pretrained(one) for one in SPECIAL.get(name, ())))
 
 
+class Content(NamedTuple):
+    """What a file of weights holds: the arrays of a run, of its temperatures and of its kind, and words about them."""
+
+    tree: weights.WeightTree
+    metadata: Mapping[str, str]
+
+
+def content_of(name: str) -> Content:
+    """What is shipped under a name. Raises ValueError for an unknown name, RunError for a damaged file."""
+    _check_name(name)
+    return _content(FOLDER / f"{name}.safetensors", name)
+
+
 def read(path: Path, name: str) -> Pretrained:
     """The weights in a file that `store` wrote. Raises RunError, in one line, for a file that is missing or damaged."""
-    if not path.exists():
-        raise RunError(f"expected the weights {name} in {path}, got no such file; install the package again")
+    content = _content(path, name)
     try:
-        tree, metadata = weights.load(path)
-        config = json.loads(metadata.get("config", "null"))
-    except ValueError as error:
+        return parsed(content, path, name)
+    except RunError as error:
         raise RunError(f"{error}; install the package again") from error
+
+
+def parsed(content: Content, path: Path, name: str) -> Pretrained:
+    """The weights of a content, which came from the file `path`. Raises RunError."""
+    tree, config = dict(content.tree), _json(content.metadata.get("config", "null"))
     if (
         not isinstance(config, dict)
         or config.pop("schema_version", None) not in READABLE
         or "image_shape" not in config
     ):
-        raise RunError(f"expected {path} to hold a configuration of this version; install the package again")
-    table, encoder = _table(tree.pop("temperatures", None), path), metadata.get("encoder", "")
+        raise RunError(f"expected {path} to hold a configuration of this version")
+    table, encoder = _table(tree.pop("temperatures", None), path), content.metadata.get("encoder", "")
     kind = _kind(tree.pop("kind", None), path)
     if encoder not in ("", *ENCODERS):
         raise RunError(f"expected {path} to name one of {', '.join(ENCODERS)}, got {plain(encoder)[:80]}")
@@ -146,11 +161,37 @@ def read(path: Path, name: str) -> Pretrained:
         assert data.image_shape is not None
         run = build_run(checked, data.image_shape, data.training_classes)
     except ConfigError as error:
-        raise RunError(f"{path}: {plain(error)[:300]}; install the package again") from error
+        raise RunError(f"{path}: {plain(error)[:300]}") from error
     features = math.prod(run.learner.image_shape)
     if kind is not None and kind.means.shape[1] != features:
-        raise RunError(f"expected class means of {features} features in {path}; install the package again")
-    return Pretrained(name, with_weights(run, tree, path), encoder or None, table, kind)
+        raise RunError(f"expected class means of {features} features in {path}")
+    try:
+        return Pretrained(name, with_weights(run, tree, path), encoder or None, table, kind)
+    except RunError as error:
+        raise RunError(str(error).removesuffix(f"; {EXPORT_AGAIN}")) from error
+
+
+def _content(path: Path, name: str) -> Content:
+    """Raises RunError."""
+    if not path.exists():
+        raise RunError(f"expected the weights {name} in {path}, got no such file; install the package again")
+    try:
+        return Content(*weights.load(path))
+    except ValueError as error:
+        raise RunError(f"{error}; install the package again") from error
+
+
+def _json(text: str) -> Any:
+    """The value of a JSON text, None for one that is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _check_name(name: str) -> None:
+    if name not in PRETRAINED:
+        raise ValueError(f"expected weights named {', '.join(PRETRAINED)}, got {str(name)[:80]!r}")
 
 
 def store(path: Path, run: Run, table: TemperatureTable, encoder: str | None = None, kind: Kind | None = None) -> None:
@@ -166,14 +207,14 @@ def _table(found: Any, path: Path) -> TemperatureTable:
     """The table of a file. Raises RunError."""
     names = TemperatureTable._fields
     if not isinstance(found, dict) or found.keys() != set(names):
-        raise RunError(f"expected temperatures in {path}, got none; install the package again")
+        raise RunError(f"expected temperatures in {path}, got none")
     ways, shots, logs = (np.asarray(found[name]) for name in names)
     sizes = all(one.dtype.kind == "i" and one.ndim == 1 and 0 < len(one) <= MOST_CELLS for one in (ways, shots))
     rising = sizes and all(one[0] > 0 and (np.diff(one) > 0).all() for one in (ways, shots))
     if not rising or logs.dtype.kind != "f" or logs.shape != (len(ways), len(shots)):
-        raise RunError(f"expected rising ways and shots and a table of them in {path}; install the package again")
+        raise RunError(f"expected rising ways and shots and a table of them in {path}")
     if not (np.abs(logs) <= np.log(LARGEST_TEMPERATURE)).all():  # false for NaN
-        raise RunError(f"expected temperatures up to {LARGEST_TEMPERATURE:g} in {path}; install the package again")
+        raise RunError(f"expected temperatures up to {LARGEST_TEMPERATURE:g} in {path}")
     return TemperatureTable(tuple(map(int, ways)), tuple(map(int, shots)), logs)
 
 
@@ -182,11 +223,11 @@ def _kind(found: Any, path: Path) -> Kind | None:
     if found is None:
         return None
     if not isinstance(found, dict) or found.keys() != set(Kind._fields):
-        raise RunError(f"expected class means and a least likeness in {path}; install the package again")
+        raise RunError(f"expected class means and a least likeness in {path}")
     means, least = np.asarray(found["means"]), np.asarray(found["least"])
     if means.dtype.kind != "f" or means.ndim != 2 or not 0 < len(means) <= MOST_CLASSES or least.shape != ():
-        raise RunError(f"expected class means [K, D] and a least likeness in {path}; install the package again")
+        raise RunError(f"expected class means [K, D] and a least likeness in {path}")
     lengths = np.square(means).sum(axis=1)
     if not (np.abs(lengths - 1) < UNIT_TOLERANCE).all() or not -1 <= least <= 1:  # false for NaN
-        raise RunError(f"expected class means of length 1 and a cosine in {path}; install the package again")
+        raise RunError(f"expected class means of length 1 and a cosine in {path}")
     return Kind(means, float(least))

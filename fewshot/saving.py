@@ -2,9 +2,11 @@
 
     inputs [N, ...], y [N], key [2], temperatures [G], weights [G]   what the posterior is found from again
     about                                                           the learner, the encoder, the classes, a version
+    shipped/..., shipped                                            where shipped weights answer: their file
 
-A learner is not in the file: a description of it is, or where it lies with the SHA-256 of its content. A file may come
-from somebody else, so all of it is checked: names, types, shapes and ranges, and nothing in it is executed.
+Shipped weights are in the file, so that another version of the package, with others, still answers alike. Another
+learner is not: a description of it is, or where it lies with the SHA-256 of its content. A file may come from somebody
+else, so all of it is checked: names, types, shapes and ranges, and nothing in it is executed.
 """
 
 import json
@@ -12,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +23,15 @@ from jaxtyping import Shaped
 
 from fewshot.conditioning import Kept
 from fewshot.evaluation.text import plain
-from fewshot.heads import HEADS, Built, Head, PretrainedHead, fingerprint_of
+from fewshot.heads import HEADS, Built, Head, PretrainedHead, StoredHead, fingerprint_of
 from fewshot.inputs import name_of
 from fewshot.learners import Learner
 from fewshot.models.networks.encoders import ENCODERS, Encoder
-from fewshot.pretrained import SPECIAL
+from fewshot.pretrained import SPECIAL, Content
 from fewshot.training import weights
 
-SCHEMA_VERSION = 2  # 1 has no `answers`
+SCHEMA_VERSION = 3  # 1 has no `answers`, and neither 1 nor 2 has shipped weights
+SHIPPED = "shipped"
 GIVEN = "given"  # of a Learner that whoever loads the file has
 MOST_CLASSES, MOST_LETTERS = 100_000, 10_000
 LARGEST_TEMPERATURE = 1e6
@@ -69,7 +72,7 @@ def described(learner: Head | Learner, answering: Head | Learner) -> tuple[str, 
     return learner.kind, learner.get_params(deep=False), name, answering.fingerprint()
 
 
-def save(path: Path, about: About, classes: Shaped[np.ndarray, " C"], kept: Kept) -> None:
+def save(path: Path, about: About, classes: Shaped[np.ndarray, " C"], kept: Kept, answering: Head | Learner) -> None:
     """Write a file, in one move. Raises SavedError for labels that JSON does not have; OSError."""
     labels = classes.tolist()
     if not _are_labels(labels):
@@ -82,17 +85,30 @@ def save(path: Path, about: About, classes: Shaped[np.ndarray, " C"], kept: Kept
     except (TypeError, ValueError) as error:
         raise SavedError(f"expected parameters of words and numbers, got others ({error}); set them so") from error
     tree: weights.WeightTree = {name: array for name, array in kept._asdict().items()}
-    weights.save(path, tree, {"about": text})
+    metadata = {"about": text}
+    if isinstance(answering, PretrainedHead):
+        content = answering.kept().content
+        tree[SHIPPED], metadata[SHIPPED] = content.tree, json.dumps(content.metadata)
+    weights.save(path, tree, metadata)
 
 
-def load(path: Path) -> tuple[About, np.ndarray, Kept]:
-    """What a file says, its classes and its arrays. Raises SavedError for one that is damaged or foreign."""
+class Stored(NamedTuple):
+    """What a file says, its classes, what the posterior is found from, and the shipped weights that answer."""
+
+    about: About
+    classes: Shaped[np.ndarray, " C"]
+    kept: Kept
+    shipped: Content | None
+
+
+def load(path: Path) -> Stored:
+    """The content of a file. Raises SavedError for one that is damaged or foreign."""
     try:
         arrays, metadata = weights.load(path)
     except (ValueError, OSError) as error:
         raise SavedError(f"expected a saved classifier in {path}, got {plain(error)[:200]}") from error
     stored = _parsed(metadata.get("about", ""))
-    if isinstance(stored, dict) and stored.get("schema_version") == 1:
+    if isinstance(stored, dict) and stored.get("schema_version") in (1, 2):
         stored.setdefault("answers", None)
         stored["schema_version"] = SCHEMA_VERSION
     if not isinstance(stored, dict) or stored.get("schema_version") != SCHEMA_VERSION:
@@ -105,17 +121,27 @@ def load(path: Path) -> tuple[About, np.ndarray, Kept]:
         if expected := _expected_of(name, value):
             _refuse(path, name, expected, value)
     about = About(**{field.name: stored[field.name] for field in fields(About)})
-    return about, np.array(stored["classes"]), _checked_arrays(path, arrays, len(stored["classes"]))
+    shipped = _shipped(path, arrays.pop(SHIPPED, None), _parsed(metadata.get(SHIPPED, "null")))
+    kept = _checked_arrays(path, arrays, len(stored["classes"]))
+    return Stored(about, np.array(stored["classes"]), kept, shipped)
 
 
-def learner_of(about: About, given: Head | Learner | None, path: Path) -> tuple[Head | Learner, Head | Learner]:
-    """The learner that a file describes, or the given one if it is the same, and what answers. Raises SavedError."""
+def learner_of(
+    about: About, shipped: Content | None, given: Head | Learner | None, path: Path
+) -> tuple[Head | Learner, Head | Learner]:
+    """The learner that a file describes, or the given one if it is the same, and what answers.
+
+    Where other weights are shipped than when the file was written, those in the file answer. Raises SavedError.
+    """
     if given is None and about.kind == GIVEN:
         raise SavedError(f"expected learner=, the Learner that {path} was fitted with, got none; it is not in the file")
     try:
         learner = HEADS[about.kind](**about.parameters) if given is None else given
         answering = learner if about.answers is None else _special(learner, about.answers)
         kind, _, _, fingerprint = described(learner, answering)
+        if fingerprint != about.fingerprint and shipped is not None and isinstance(answering, PretrainedHead):
+            answering = StoredHead(answering.name, shipped)
+            fingerprint = answering.fingerprint()
     except (TypeError, ValueError, OSError) as error:
         raise SavedError(f"{path}: learner: {plain(error)[:300]}") from error
     if (kind, fingerprint) != (about.kind, about.fingerprint):
@@ -163,6 +189,16 @@ def check_fit(build: Callable[[], Built], about: About, kept: Kept, path: Path) 
         _refuse(path, "feature_names", f"{about.features} names", len(about.feature_names))
     if learner.ways not in (None, kept.y.max() + 1):
         _refuse(path, "classes", f"{learner.ways} labels, which the learner tells apart,", kept.y.max() + 1)
+
+
+def _shipped(path: Path, tree: object, metadata: object) -> Content | None:
+    """The shipped weights of a file, which `parsed` will check. Raises SavedError."""
+    if tree is None and metadata is None:
+        return None
+    words = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    if not isinstance(tree, dict) or not isinstance(metadata, dict) or not words:
+        _refuse(path, SHIPPED, "weights and words about them", "others")
+    return Content(tree, metadata)
 
 
 def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:

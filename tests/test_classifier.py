@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from fewshot import conditioning, heads
+from fewshot import conditioning, heads, pretrained
 from fewshot.classifier import FewShotClassifier
 from fewshot.evaluation.selection import kept_at
 from fewshot.heads import GaussianProcessHead, PretrainedHead, TrainedRun
@@ -34,7 +34,9 @@ from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.gaussian import Marginals
 from fewshot.models.likelihoods import Softmax
 from fewshot.pretrained import Kind, Pretrained, TemperatureTable
+from fewshot.training import weights
 from fewshot.training.run import Run, load_run
+from fewshot.training.run_directory import RunError
 
 REGRESSION = GaussianProcessHead(likelihood="gaussian", kernel="rbf")  # compiles in the least time
 LAPLACE = GaussianProcessHead(inference="laplace")
@@ -353,6 +355,24 @@ def pictures(tmp_path):
     return images, [tmp_path / f"{number}.png" for number in range(len(images))]
 
 
+def test_a_run_that_was_trained_again_does_not_answer_for_what_was_fitted(tiny_run, tmp_path):
+    for name in ("config.json", "weights.safetensors"):
+        (tmp_path / name).write_bytes((tiny_run.path / name).read_bytes())
+    images = np.random.default_rng(0).integers(0, 256, (7, 16, 16, 1)).astype(np.uint8)
+    fitted = FewShotClassifier.from_run(tmp_path, temperature=1.0).fit(images[:6], list("aabbcc"))
+    pickled, before = pickle.dumps(fitted), fitted.predict_proba(images)
+    tree, metadata = weights.load(tmp_path / "weights.safetensors")
+    other = jax.tree.map(lambda leaf: 0.9 * leaf if leaf.dtype.kind == "f" else leaf, tree)
+    weights.save(tmp_path / "weights.safetensors", other, metadata)
+    message = r"expected TrainedRun\(.*\) as it was when this was fitted, got other weights; fit again"
+    with pytest.raises(RunError, match=message):
+        pickle.loads(pickled).predict_proba(images)
+    with pytest.raises(RunError, match=message):
+        fitted.add(images[6:], ["a"])
+    np.testing.assert_array_equal(fitted.predict_proba(images), before)
+    assert not np.array_equal(fitted.fit(images[:6], list("aabbcc")).predict_proba(images), before)
+
+
 def test_paths_are_read_as_the_run_reads_pictures(tiny_run, pictures):
     images, paths = pictures
     own = load_run(tiny_run.path)
@@ -435,18 +455,22 @@ def test_what_is_shipped_comes_with_its_encoder_and_temperatures(monkeypatch):
 
 
 @pytest.fixture
-def two_kinds(monkeypatch):
+def two_kinds(monkeypatch, tmp_path):
     """Shipped weights of 6 features, special ones of another scale for what lies along the first axis."""
     table = TemperatureTable((2, 3), (1, 2), np.log([[0.5, 0.5], [0.5, 0.5]]))
 
-    def shipped(name, scale, kind=None, special=()):
+    def ship(name, scale, kind=None):
         head = GaussianProcessHead(likelihood="gaussian", scale=scale)
-        return Pretrained(name, Run(head._configuration(), head.build(6).learner), None, table, kind, special)
+        run = Run(head._configuration(), head.build(6).learner)
+        pretrained.store(tmp_path / f"{name}.safetensors", run, table, kind=kind)
 
-    special = shipped("photographs-flowers", 3.0, Kind(np.eye(6)[:1], 0.8))
-    every = {one.name: one for one in (shipped("photographs", 30.0, special=(special,)), special)}
-    monkeypatch.setattr(heads, "_pretrained", every.__getitem__)
-    return FewShotClassifier.from_pretrained("photographs")
+    ship("photographs", 30.0)
+    ship("photographs-flowers", 3.0, Kind(np.eye(6)[:1], 0.8))
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
+    monkeypatch.setitem(pretrained.SPECIAL, "photographs", ("photographs-flowers",))
+    heads._pretrained.cache_clear()
+    yield FewShotClassifier.from_pretrained("photographs")
+    heads._pretrained.cache_clear()
 
 
 def test_labelled_examples_choose_the_head_of_their_kind(two_kinds, tmp_path):

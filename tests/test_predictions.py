@@ -75,12 +75,10 @@ def shop(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     encoder = FrozenEncoder("colours", SMALL, 3, "colours-1", lambda pixels: pixels.mean((1, 2)) / 255, 2)
     monkeypatch.setitem(encoders.ENCODERS, "colours", lambda: encoder)
-    asked = RunConfig(dataset="embeddings:x", likelihood="gaussian", kernel="rbf", backbone="identity")
     monkeypatch.setattr(pretrained, "FOLDER", tmp_path)
     monkeypatch.setattr(pretrained, "SPECIAL", {})
     monkeypatch.setattr(heads, "_pretrained", pretrained.load_pretrained)
-    table = TemperatureTable((2, 3), (1, 2), np.log([[0.5, 0.6], [0.7, 0.8]]))
-    store(tmp_path / "photographs.safetensors", build_run(resolve(asked), (1, 1, 3)), table, "colours")
+    ship(tmp_path)
     for name, colour in {"red": (255, 0, 0), "green": (0, 255, 0)}.items():
         for number in range(2):
             path = tmp_path / "support" / name / f"{number}.png"
@@ -89,6 +87,13 @@ def shop(tmp_path, monkeypatch):
     (tmp_path / "query").mkdir()
     Image.new("RGB", (9, 9), (250, 5, 5)).save(tmp_path / "query" / "a.png")
     return tmp_path
+
+
+def ship(folder, **settings):
+    chosen = {"likelihood": "gaussian", "kernel": "rbf", "backbone": "identity"}
+    asked = RunConfig(dataset="embeddings:x", **chosen, settings=settings)
+    table = TemperatureTable((2, 3), (1, 2), np.log([[0.5, 0.6], [0.7, 0.8]]))
+    store(folder / "photographs.safetensors", build_run(resolve(asked), (1, 1, 3)), table, "colours")
 
 
 def arguments(shop, *more):
@@ -146,6 +151,12 @@ def test_what_was_learned_is_saved_and_added_to(shop, capsys):
     assert not np.allclose(added.probabilities, at_once.probabilities, rtol=1e-3, atol=0)
     loaded = FewShotClassifier.load(second)
     assert loaded.predict([shop / "query" / "a.png"]) == ["red"] and loaded.class_count_.tolist() == [2, 3]
+    ship(shop, **{"kernel.log_lengthscale": 1.0})
+    as_before = predict.main(predict.parse([str(first), *query]))
+    np.testing.assert_array_equal(as_before.probabilities, at_once.probabilities)
+    assert as_before.read_as == at_once.read_as + f", answered by photographs as it was when {first} was saved"
+    by_others = predict.main(predict.parse(arguments(shop)))
+    assert not np.allclose(by_others.probabilities, at_once.probabilities, rtol=1e-3, atol=0)
 
 
 def test_files_and_labelled_images_that_do_not_fit_are_refused(shop, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -12,12 +13,13 @@ from problems import double
 from safetensors import numpy as safetensors
 from test_classifier import clusters
 
-from fewshot import saving
+from fewshot import heads, pretrained, saving
 from fewshot.classifier import FewShotClassifier
-from fewshot.heads import GaussianProcessHead, PretrainedHead, TrainedRun
+from fewshot.heads import GaussianProcessHead, PretrainedHead, StoredHead, TrainedRun
 from fewshot.learners import NearestNeighbour
 from fewshot.models import Identity
 from fewshot.saving import SavedError
+from fewshot.training import weights
 
 FEATURES, LABELS = clusters()
 MODEL = FewShotClassifier(GaussianProcessHead(likelihood="gaussian", kernel="rbf", scale=2.0), temperature=0.5)
@@ -47,7 +49,7 @@ def test_a_file_holds_all_that_was_fitted(saved):
 def test_a_file_of_the_first_version_is_read(saved, tmp_path):
     def first(text):
         about = json.loads(text)
-        assert about.pop("answers") is None and about["schema_version"] == 2
+        assert about.pop("answers") is None and about["schema_version"] == 3
         return json.dumps(about | {"schema_version": 1})
 
     rewrite(saved, tmp_path / "a", change_text=first)
@@ -101,16 +103,98 @@ def test_a_run_is_found_again_and_must_be_the_same(tiny_run, tmp_path):
         FewShotClassifier.load(tmp_path / "a", learner=TrainedRun(str(moved)))
 
 
-def test_shipped_weights_that_have_changed_are_told(tmp_path):
-    x = np.random.default_rng(0).uniform(size=(6, 1280)).astype(np.float32)
-    FewShotClassifier(PretrainedHead("photographs-flowers"), temperature=1.0).fit(x, list("aabbcc")).save(
-        tmp_path / "a"
-    )
-    rewrite(tmp_path / "a", tmp_path / "b", lambda text: altered(text, ("fingerprint",), json.dumps("0" * 64)))
-    with pytest.raises(
-        SavedError, match=r"0{12}, got .*: the weights photographs-flowers have changed since; fit again"
-    ):
+@pytest.fixture
+def of_flowers():
+    """A classifier of features that the weights photographs-flowers answer, and other features."""
+    x = np.random.default_rng(0).uniform(size=(9, 1280)).astype(np.float32)
+    return FewShotClassifier(PretrainedHead("photographs-flowers")).fit(x[:6], list("aabbcc")), x
+
+
+@pytest.fixture
+def other_weights_are_shipped(monkeypatch, tmp_path):
+    """A function that changes what the package ships, from then on."""
+
+    def change():
+        shutil.copytree(pretrained.FOLDER, tmp_path / "weights")
+        file = tmp_path / "weights/photographs-flowers.safetensors"
+        tree, metadata = weights.load(file)
+        gains = tree["learner"]["deep_kernel"]["backbone"]["gains"]
+        gains[:] = gains[::-1].copy()
+        weights.save(file, tree, metadata)
+        monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "weights")
+        heads._pretrained.cache_clear()
+
+    yield change
+    heads._pretrained.cache_clear()
+
+
+def test_shipped_weights_answer_as_when_they_were_saved(of_flowers, other_weights_are_shipped, tmp_path):
+    fitted, x = of_flowers
+    new = x[6:]
+    before, more = fitted.predict_proba(new), np.random.default_rng(1).uniform(size=(1, 1280)).astype(np.float32)
+    fitted.save(tmp_path / "a")
+    pickled = pickle.dumps(fitted)
+    after_more = FewShotClassifier.load(tmp_path / "a").add(more, ["d"]).predict_proba(new)
+    assert not isinstance(FewShotClassifier.load(tmp_path / "a").head_, StoredHead)
+    other_weights_are_shipped()
+    loaded = FewShotClassifier.load(tmp_path / "a")
+    loaded.save(tmp_path / "b")
+    for one in (loaded, FewShotClassifier.load(tmp_path / "b"), pickle.loads(pickled)):
+        assert isinstance(one.head_, StoredHead) and one.head_.name == "photographs-flowers"
+        np.testing.assert_array_equal(one.predict_proba(new), before)
+        np.testing.assert_array_equal(pickle.loads(pickle.dumps(one)).predict_proba(new), before)
+        np.testing.assert_array_equal(one.add(more, ["d"]).predict_proba(new), after_more)
+    anew = loaded.fit(x[:6], list("aabbcc"))
+    assert not isinstance(anew.head_, StoredHead) and not np.allclose(anew.predict_proba(new), before, atol=1e-3)
+
+
+def test_a_file_without_its_shipped_weights_needs_them_as_they_were(of_flowers, other_weights_are_shipped, tmp_path):
+    def of_the_second_version(arrays, metadata):
+        without_shipped(arrays)
+        del metadata["shipped"]
+        metadata["about"] = json.dumps(json.loads(metadata["about"]) | {"schema_version": 2})
+
+    fitted, new = of_flowers
+    fitted.save(tmp_path / "a")
+    rewrite(tmp_path / "a", tmp_path / "b", change_all=of_the_second_version)
+    np.testing.assert_array_equal(FewShotClassifier.load(tmp_path / "b").predict_proba(new), fitted.predict_proba(new))
+    other_weights_are_shipped()
+    with pytest.raises(SavedError, match=r"got .*: the weights photographs-flowers have changed since; fit again"):
         FewShotClassifier.load(tmp_path / "b")
+
+
+SHIPPED_DAMAGE = {
+    "no words": (lambda arrays, about: about.pop("shipped"), "expected weights and words about them as shipped"),
+    "numbers for words": (lambda arrays, about: about.update(shipped='{"config": 1}'), "as shipped, got others"),
+    "no weights": (lambda arrays, about: about.update(shipped="{}"), "to hold a configuration of this version"),
+    "an array": (lambda arrays, about: only_an_array(arrays), "as shipped, got others"),
+    "no table": (lambda arrays, about: arrays.pop("shipped/temperatures/logs"), "expected temperatures in"),
+    "another number": (lambda arrays, about: arrays[GAINS].__setitem__(0, 7.0), "got another with SHA-256"),
+    "no number": (lambda arrays, about: arrays[GAINS].__setitem__(0, np.nan), "learner: .*expected finite numbers in"),
+    "other sizes": (lambda arrays, about: arrays.update({GAINS: np.ones(3, np.float32)}), "does not fit"),
+}  # fmt: skip
+GAINS = "shipped/learner/deep_kernel/backbone/gains"
+
+
+def without_shipped(arrays):
+    for name in [name for name in arrays if name.startswith("shipped/")]:
+        del arrays[name]
+
+
+def only_an_array(arrays):
+    without_shipped(arrays)
+    arrays["shipped"] = np.ones(2)
+
+
+@pytest.mark.parametrize("damage", SHIPPED_DAMAGE)
+def test_damaged_shipped_weights_are_refused_in_one_line(damage, of_flowers, other_weights_are_shipped, tmp_path):
+    change, message = SHIPPED_DAMAGE[damage]
+    of_flowers[0].save(tmp_path / "a")
+    other_weights_are_shipped()
+    rewrite(tmp_path / "a", tmp_path / "b", change_all=change)
+    with pytest.raises(SavedError, match=message) as error:
+        FewShotClassifier.load(tmp_path / "b")
+    assert "\n" not in str(error.value) and "--resume" not in str(error.value)
 
 
 def test_a_learner_of_ones_own_is_brought_along(tmp_path):
@@ -146,15 +230,18 @@ def test_what_a_file_cannot_hold_is_refused_and_nothing_is_written(tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-def rewrite(source, target, change_text=None, change_arrays=None):
-    """A file again, with another JSON text or other arrays."""
-    arrays = safetensors.load(source.read_bytes())
+def rewrite(source, target, change_text=None, change_arrays=None, change_all=None):
+    """A file again, with another JSON text, other arrays, or both changed by a function of arrays and metadata."""
+    arrays = {name: array.copy() for name, array in safetensors.load(source.read_bytes()).items()}
     if change_arrays:
         change_arrays(arrays)
     size = int.from_bytes(source.read_bytes()[:8], "little")
-    text = json.loads(source.read_bytes()[8 : 8 + size])["__metadata__"]["about"]
-    text = change_text(text) if change_text else text
-    target.write_bytes(safetensors.save(arrays, {"about": text}))
+    metadata = json.loads(source.read_bytes()[8 : 8 + size])["__metadata__"]
+    if change_text:
+        metadata["about"] = change_text(metadata["about"])
+    if change_all:
+        change_all(arrays, metadata)
+    target.write_bytes(safetensors.save(arrays, metadata))
 
 
 def told(path):
@@ -227,4 +314,4 @@ def test_no_damage_of_the_file_is_a_traceback(saved, tmp_path):
 def test_a_pickle_is_no_saved_classifier(tmp_path):
     (tmp_path / "a").write_bytes(pickle.dumps([1, 2, 3]))
     assert "expected a saved classifier in" in told(tmp_path / "a")
-    assert saving.SCHEMA_VERSION == 2
+    assert saving.SCHEMA_VERSION == 3
