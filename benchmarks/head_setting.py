@@ -17,8 +17,9 @@ from fewshot.evaluation.calibration import fit_temperature
 from fewshot.evaluation.episodes import Shape, draw_episodes
 from fewshot.evaluation.scoring import Scores, embed, score
 from fewshot.learners import GaussianProcess
+from fewshot.models.backbones import powered
 from fewshot.models.networks import load_encoder
-from fewshot.models.networks.metric import gains, powered, unit, within_class_covariance
+from fewshot.models.networks.metric import gains, unit, within_class_covariance
 from fewshot.tasks import Dataset, make_dataset
 from fewshot.tasks.feature_cache import FeatureCache
 from fewshot.training.configuration import RunConfig, resolve

@@ -1,9 +1,10 @@
 """Labels until 90% accuracy: those that `FewShotClassifier.suggest` asks for against labels of random examples.
 
     python benchmarks/labelling.py --test-classes groceries [--tasks 30] [--weights photographs]
+    python benchmarks/labelling.py --training-classes groceries ...
     python benchmarks/labelling.py --features FILE.npz ...
 
-FILE has `features` [N, D] and `labels` [N]; test classes are those of heads.py, 30 pictures each. A task has 5 classes
+FILE has `features` [N, D] and `labels` [N]; classes are those of heads.py, 30 pictures each. A task has 5 classes
 with 10 examples in the pool and 10 to test on each, and begins with one label of every class; both ways begin with the
 same ones, and get one label at a time.
 """
@@ -11,7 +12,7 @@ same ones, and get one label at a time.
 import argparse
 
 import numpy as np
-from head_setting import IMAGES, NAMES, TEST, load
+from head_setting import IMAGES, NAMES, TEST, TRAIN, load
 
 from fewshot import FewShotClassifier
 from fewshot.heads import GaussianProcessHead, Head, PretrainedHead
@@ -47,12 +48,12 @@ def labels_needed(head: Head, task: Examples, rng: np.random.Generator, suggests
 
 
 def examples_of(given: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Features [N, D] and labels [N] of a file, or of test classes."""
+    """Features [N, D] and labels [N] of a file, or of classes of a data set."""
     if given.features:
         with np.load(given.features) as arrays:
             return arrays["features"], arrays["labels"]
-    source = load(given.test_classes, given.data_root)
-    rows = source.rows(source.classes(TEST), IMAGES)
+    source = load(given.test_classes or given.training_classes, given.data_root)
+    rows = source.rows(source.classes(TEST if given.test_classes else TRAIN), IMAGES)
     return source.features[rows], source.labels[rows]
 
 
@@ -61,6 +62,7 @@ def main() -> None:
     examples = parser.add_mutually_exclusive_group(required=True)
     examples.add_argument("--features", metavar="FILE.npz")
     examples.add_argument("--test-classes", choices=NAMES)
+    examples.add_argument("--training-classes", choices=NAMES)
     parser.add_argument("--data-root")
     parser.add_argument("--tasks", type=int, default=30)
     parser.add_argument(

@@ -23,14 +23,22 @@ from jaxtyping import Shaped
 
 from fewshot.conditioning import Kept
 from fewshot.evaluation.text import plain
-from fewshot.heads import HEADS, Built, Head, PretrainedHead, StoredHead, fingerprint_of
+from fewshot.heads import (
+    HEADS,
+    Built,
+    GaussianProcessHead,
+    Head,
+    PretrainedHead,
+    StoredHead,
+    fingerprint_of,
+)
 from fewshot.inputs import name_of
 from fewshot.learners import Learner
 from fewshot.models.networks.encoders import ENCODERS, Encoder
 from fewshot.pretrained import SPECIAL, Content
 from fewshot.training import weights
 
-SCHEMA_VERSION = 3  # 1 has no `answers`, and neither 1 nor 2 has shipped weights
+SCHEMA_VERSION = 3  # 1 has no `answers`; neither 1 nor 2 has shipped weights, nor powers of features, which were 1
 SHIPPED = "shipped"
 GIVEN = "given"  # of a Learner that whoever loads the file has
 MOST_CLASSES, MOST_LETTERS = 100_000, 10_000
@@ -111,6 +119,8 @@ def load(path: Path) -> Stored:
     if isinstance(stored, dict) and stored.get("schema_version") in (1, 2):
         stored.setdefault("answers", None)
         stored["schema_version"] = SCHEMA_VERSION
+        if stored.get("kind") == GaussianProcessHead.kind and isinstance(stored.get("parameters"), dict):
+            stored["parameters"].setdefault("power", 1.0)
     if not isinstance(stored, dict) or stored.get("schema_version") != SCHEMA_VERSION:
         version = repr(stored.get("schema_version"))[:40] if isinstance(stored, dict) else "none"
         raise SavedError(f"expected a saved classifier of schema version {SCHEMA_VERSION} in {path}, got {version}")

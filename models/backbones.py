@@ -302,12 +302,26 @@ class MLP(Backbone):
 
 
 class Identity(Backbone):
-    """The pixels themselves as features: the kernel method without a network."""
+    """The pixels themselves as features, or a power of them: the kernel method without a network.
 
-    def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs | None = None):
-        self.image_shape = image_shape
-        self.features = math.prod(image_shape)
+    Raises ValueError for a power that is not a positive number.
+    """
+
+    def __init__(self, image_shape: tuple[int, int, int], *, rngs: nnx.Rngs | None = None, power: float = 1.0):
+        check_power(power)
+        self.image_shape, self.features, self.power = image_shape, math.prod(image_shape), power
 
     def __call__(self, x: Images, train: bool) -> Features:
         """Images x [T, N, H, W, Ch] to features [T, N, D]."""
-        return x.reshape(*x.shape[:2], self.features)
+        return powered(x.reshape(*x.shape[:2], self.features), self.power)
+
+
+def check_power(power: float) -> None:
+    """Raises ValueError for one that is not a positive number."""
+    if not 0 < power < math.inf:
+        raise ValueError(f"power must be a positive number, got {power}")
+
+
+def powered(x: Float[Array, "*N D"], power: float) -> Float[Array, "*N D"]:
+    """sign(x) |x|^p: below 1 a few large features decide less of what is alike."""
+    return x if power == 1.0 else jnp.sign(x) * jnp.abs(x) ** power

@@ -121,6 +121,7 @@ def test_parameters_that_make_no_sense_are_refused_in_one_line():
         ({"learner": GaussianProcessHead().set_params(likelihood=3)}, "expected a name as likelihood, got 3"),
         ({"learner": GaussianProcessHead(scale=-1.0)}, "scale: expected a positive number, got -1.0"),
         ({"learner": GaussianProcessHead(kernel="rbf", lengthscale=np.nan)}, "lengthscale: expected a positive number"),
+        ({"learner": GaussianProcessHead(power=0)}, "GaussianProcessHead: power: expected a positive number, got 0"),
         ({"learner": GaussianProcessHead(lengthscale=1.0)}, "kernel.log_lengthscale: no such setting"),
         (
             {"learner": "softmax"},
@@ -399,12 +400,27 @@ def test_a_run_with_its_data_has_the_temperature_of_the_task(tiny_run, monkeypat
 
 
 def test_more_classes_and_examples_ask_for_a_larger_temperature():
-    """As measured (docs/results/untrained.md): 2-way 2-shot -1.70, 5-way 1-shot -1.50, 10-way 2-shot -1.15."""
+    """As measured (docs/results/untrained.md): 2-way 2-shot -1.73, 5-way 1-shot -1.60, 10-way 2-shot -1.30."""
     own, fewer = ([heads.untrained(counts)[k] for counts in ([2] * 2, [1] * 5, [2] * 10)] for k in (0, 1))
-    np.testing.assert_allclose(np.log(own), [-1.70, -1.50, -1.15], atol=0.01)
+    np.testing.assert_allclose(np.log(own), [-1.73, -1.60, -1.30], atol=0.01)
     assert fewer[1] == own[1] and fewer[2] == heads.untrained([1] * 10).own < own[2]
     assert GaussianProcessHead().build(3).temperature([2, 2]) == heads.untrained([2, 2])
     assert GaussianProcessHead("gaussian").build(3).temperature([2, 2]) == heads.UNKNOWN
+
+
+@pytest.mark.parametrize("kernel, chosen, power", [("cosine", None, 0.7), ("rbf", None, 1.0), ("cosine", 1.3, 1.3)])
+def test_features_are_raised_to_a_power_with_their_signs(kernel, chosen, power):
+    x = np.random.default_rng(0).normal(size=(12, 6))
+    raised = np.sign(x) * np.abs(x) ** power
+
+    def predicted(features, own):
+        head = GaussianProcessHead(likelihood="gaussian", kernel=kernel, power=own)
+        return FewShotClassifier(head, temperature=0.5).fit(features[:6], list("aabbcc")).predict_proba(features[6:])
+
+    found = predicted(x, chosen)
+    np.testing.assert_allclose(found, predicted(raised, 1.0), atol=1e-4)
+    for other in {0.7, 1.0, 1.3} - {power}:
+        assert not np.allclose(found, predicted(x, other), atol=1e-2)
 
 
 class Means:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from fewshot.models.backbones import Identity
 from fewshot.models.networks.metric import FeatureMetric, gains, unit, within_class_covariance
 
 D, A = 7, 0.3
@@ -81,6 +82,8 @@ def test_a_rank_that_makes_no_sense_is_refused(rank):
 def test_a_power_that_makes_no_sense_is_refused(power):
     with pytest.raises(ValueError, match="power must be a positive number"):
         FeatureMetric((1, 1, D), rngs=nnx.Rngs(0), rank=3, power=power)
+    with pytest.raises(ValueError, match="power must be a positive number"):
+        Identity((1, 1, D), power=power)
 
 
 @pytest.mark.parametrize(("rank", "power"), [(0, 0.5), (3, 0.5), (3, 0.7)])

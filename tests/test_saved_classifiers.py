@@ -58,6 +58,21 @@ def test_a_file_of_the_first_version_is_read(saved, tmp_path):
     np.testing.assert_array_equal(again.predict_proba(table), FewShotClassifier.load(saved).predict_proba(table))
 
 
+def test_a_file_of_the_second_version_has_features_as_they_are(tmp_path):
+    def second(text):
+        about = json.loads(text)
+        del about["parameters"]["power"]
+        return json.dumps(about | {"schema_version": 2})
+
+    head = GaussianProcessHead(likelihood="gaussian", power=1.0)
+    fitted = FewShotClassifier(head, temperature=0.5).fit(FEATURES, LABELS)
+    fitted.save(tmp_path / "a")
+    rewrite(tmp_path / "a", tmp_path / "b", second)
+    again = FewShotClassifier.load(tmp_path / "b")
+    assert again.learner.power == 1.0
+    np.testing.assert_array_equal(again.predict_proba(FEATURES), fitted.predict_proba(FEATURES))
+
+
 def test_weights_that_do_not_belong_to_the_learner_do_not_answer(saved, tmp_path):
     rewrite(saved, tmp_path / "a", change_text=lambda text: text.replace('"answers": null', '"answers": "omniglot"'))
     with pytest.raises(SavedError, match="learner: expected weights that belong to shipped ones, got 'omniglot'"):

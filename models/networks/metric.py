@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Integer
 
-from fewshot.models.backbones import Backbone
+from fewshot.models.backbones import Backbone, check_power, powered
 from fewshot.models.kernels import inner_products, unit_norm
 
 RANK = 64
@@ -34,8 +34,7 @@ class FeatureMetric(Backbone):
         self.image_shape, self.features, self.power = image_shape, math.prod(image_shape), power
         if not 0 <= rank <= self.features:
             raise ValueError(f"rank must lie in 0..{self.features}, the number of features, got {rank}")
-        if not 0 < power < math.inf:
-            raise ValueError(f"power must be a positive number, got {power}")
+        check_power(power)
         dtype = jnp.result_type(float)
         self.mean = nnx.Param(jnp.zeros(self.features, dtype))
         shape = self.features, rank
@@ -50,11 +49,6 @@ class FeatureMetric(Backbone):
         basis = self.directions[...]
         y = z + inner_products(inner_products(z, basis.T) * self.gains[...], basis)
         return y.reshape(tasks, points, self.features)
-
-
-def powered(x: Float[Array, "*N D"], power: float) -> Float[Array, "*N D"]:
-    """x' of (M1)."""
-    return x if power == 1.0 else jnp.sign(x) * jnp.abs(x) ** power
 
 
 def within_class_covariance(
