@@ -77,7 +77,8 @@ def described(learner: Head | Learner, answering: Head | Learner) -> tuple[str, 
     if isinstance(answering, Learner):
         return GIVEN, {}, name, fingerprint_of(answering)
     assert isinstance(learner, Head)
-    return learner.kind, learner.get_params(deep=False), name, answering.fingerprint()
+    parameters = {"name": learner.name} if isinstance(learner, PretrainedHead) else learner.get_params(deep=False)
+    return learner.kind, parameters, name, answering.fingerprint()
 
 
 def save(path: Path, about: About, classes: Shaped[np.ndarray, " C"], kept: Kept, answering: Head | Learner) -> None:

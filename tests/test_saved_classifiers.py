@@ -159,6 +159,10 @@ def test_shipped_weights_answer_as_when_they_were_saved(of_flowers, other_weight
         np.testing.assert_array_equal(one.predict_proba(new), before)
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(one)).predict_proba(new), before)
         np.testing.assert_array_equal(one.add(more, ["d"]).predict_proba(new), after_more)
+    kept = FewShotClassifier(loaded.head_).fit(x[:6], list("aabbcc"))
+    kept.save(tmp_path / "c")
+    np.testing.assert_array_equal(kept.predict_proba(new), before)
+    np.testing.assert_array_equal(FewShotClassifier.load(tmp_path / "c").predict_proba(new), before)
     anew = loaded.fit(x[:6], list("aabbcc"))
     assert not isinstance(anew.head_, StoredHead) and not np.allclose(anew.predict_proba(new), before, atol=1e-3)
 
