@@ -1,6 +1,6 @@
 """The temperature of a Gaussian process on features that nothing was trained on, and the power of these features.
 
-    python benchmarks/untrained_temperature.py [flowers102] [groceries] [--episodes 40] [--powers 1 0.7 0.5]
+    python benchmarks/untrained_temperature.py groceries flowers102 [--episodes 40] [--powers 1 0.7 0.5]
 
 Of scikit-learn's digits as pixels, standardised ones, and of EfficientNet-Lite0's features of the training classes of a
 data set, which no result is reported on. For `GaussianProcessHead()`: log T of least NLL, and the NLL at temperature 1,
@@ -91,7 +91,7 @@ def power_table(every: dict[str, Dataset], shapes: list[Shape], count: int, powe
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[*NAMES, []], metavar="NAME", help=" or ".join(NAMES))
+    parser.add_argument("names", nargs="+", choices=NAMES)
     parser.add_argument("--data-root")
     parser.add_argument("--episodes", type=int, default=40)
     parser.add_argument("--powers", nargs="*", type=float, default=[])
