@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import fewshot
+from fewshot import tasks
 from fewshot.runners.cli.flags import parse
-from fewshot.training.configuration import resolve
+from fewshot.training.configuration import REGISTRIES, resolve
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = (REPOSITORY / "README.md").read_text()
@@ -47,6 +48,14 @@ def test_the_reference_names_every_public_name():
     page = (REPOSITORY / "docs" / "reference" / "index.md").read_text()
     named = set(re.findall(r"^\| \[?`(\w+)`", page, flags=re.MULTILINE))
     assert named == set(fewshot.__all__)
+
+
+def test_the_page_of_choices_names_each_of_them():
+    page = (REPOSITORY / "docs" / "choosing.md").read_text()
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `--")}
+    named = {"dataset": tasks.NAMES, **REGISTRIES}
+    missing = [(name, one) for name, every in named.items() for one in every if f"`{one}`" not in rows[f"--{name}"]]
+    assert not missing
 
 
 @pytest.mark.parametrize("target", MAKE_TARGETS)
