@@ -65,10 +65,11 @@ bench: $(VENV)/.installed-bench
 	$(ONE_CORE) $(BIN)/python -m pytest benchmarks/suite.py -q --benchmark-quiet --benchmark-json=.benchmarks/latest.json
 	@$(BIN)/python benchmarks/summary.py .benchmarks/latest.json
 
-# The reference is read from the files, nothing is imported; the variable leaves out an advertisement.
+# The reference is read from the files, nothing is imported; the variable leaves out an advertisement. Not --quiet, which
+# hides warnings from --strict too.
 docs: $(VENV)/.installed-docs
 	@$(TYPED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
 notebooks: $(VENV)/.installed-notebooks

@@ -48,6 +48,17 @@ def test_the_reference_names_every_public_name():
     page = (REPOSITORY / "docs" / "reference" / "index.md").read_text()
     named = set(re.findall(r"^\| \[?`(\w+)`", page, flags=re.MULTILINE))
     assert named == set(fewshot.__all__)
+    links = re.findall(r"^\| \[`(\w+)`\]\[([\w.]+)\]", page, flags=re.MULTILINE)
+    assert len(links) > 40
+    public = {name: getattr(fewshot, name) for name, _ in links}
+    assert [link for link in links if link[1] != f"{public[link[0]].__module__}.{link[0]}"] == []
+
+
+def test_the_site_leads_to_every_page():
+    """`mkdocs build --strict` asks too, where it is installed."""
+    named = re.findall(r"([\w/-]+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    pages = {str(path.relative_to(REPOSITORY / "docs")) for path in (REPOSITORY / "docs").rglob("*.md")}
+    assert len(named) == len(set(named)) and set(named) == pages
 
 
 def test_the_page_of_choices_names_each_of_them():
