@@ -32,6 +32,18 @@ def reliability_diagram(curve: Reliability) -> Figure:
     """Share right against confidence, the band in which a perfect model stays by chance, and what each bin holds."""
     figure = _figure(3.3, 4.2)  # three side by side in a report
     axis, counts = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
+    draw_reliability(axis, curve)
+    axis.set_ylabel("share right")
+    narrow = {"columnspacing": 0.8, "handletextpad": 0.3, "handlelength": 1.2}
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8, **narrow)
+    counts.vlines(curve.confidence, 0.5, curve.counts, color="tab:blue", linewidth=6)
+    counts.set(yscale="log", ylabel="queries", xlabel="confidence (largest probability)")
+    counts.set_ylim(bottom=0.5)
+    return figure
+
+
+def draw_reliability(axis: Axes, curve: Reliability) -> None:
+    """Share right against confidence, and the band in which a perfect model stays by chance."""
     axis.plot([0, 1], [0, 1], color=GREY, linewidth=1, linestyle=":")
     middle = (curve.low + curve.high) / 2
     band = {"fmt": "none", "ecolor": "tab:blue", "elinewidth": 8, "alpha": 0.3}
@@ -40,13 +52,7 @@ def reliability_diagram(curve: Reliability) -> Figure:
     axis.plot(curve.confidence, curve.accuracy, color=GREY, linewidth=1, zorder=1)
     for chosen, color, label in ((inside, "black", "observed"), (~inside, WRONG, "observed, beyond chance")):
         axis.plot(curve.confidence[chosen], curve.accuracy[chosen], "o", color=color, markersize=4, label=label)
-    axis.set(xlim=(0, 1), ylim=(-0.03, 1.03), ylabel="share right")
-    narrow = {"columnspacing": 0.8, "handletextpad": 0.3, "handlelength": 1.2}
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8, **narrow)
-    counts.vlines(curve.confidence, 0.5, curve.counts, color="tab:blue", linewidth=6)
-    counts.set(yscale="log", ylabel="queries", xlabel="confidence (largest probability)")
-    counts.set_ylim(bottom=0.5)
-    return figure
+    axis.set(xlim=(0, 1), ylim=(-0.03, 1.03))
 
 
 def confidence_histogram(confidence: Mapping[str, np.ndarray], bins: int = 30) -> Figure:

@@ -3,8 +3,9 @@
 python runners/reproduce.py NAME [--quick] [--methods A,B] [--episodes N] [--out DIR]      every flag: --help
 
 Rows that are finished in DIR stay, a training that was stopped goes on: run the same command until it is done. Rows of
-other methods, shots and seeds that DIR has stay too. DIR holds results.json, table.md, comparison.png, tradeoff.png,
-and for every row its run folder with weights, episodes.npz and predictions.npz.
+other methods, shots and seeds that DIR has stay too. DIR holds results.json, table.md, the figures comparison.png,
+tradeoff.png and reliability.png (of the five most accurate methods), and for every row its run folder with weights,
+episodes.npz and predictions.npz.
 """
 
 import argparse

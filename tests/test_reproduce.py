@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tiny_omniglot
 
+from fewshot.evaluation import prediction_files
 from fewshot.runners import reproduce
 from fewshot.runners.studies import comparison_table, published, reproduction, robustness
-from fewshot.runners.studies.comparison_figure import comparison_figure, tradeoff_figure
+from fewshot.runners.studies.comparison_figure import comparison_figure, reliability_figure, tradeoff_figure
 from fewshot.runners.studies.comparisons import Comparison, Method
 from fewshot.runners.studies.published import Published
 from fewshot.runners.studies.reproduction import COMPARISONS, ReproductionConfig
@@ -76,7 +77,8 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(
         assert shown["debiased calibrated"] == f"{row['calibrated']['ece_debiased']:.3f}"
     assert cells[2]["| method"] == "| a classic (Somebody 1999)" and cells[2]["training episodes"] == ""
     assert (cells[2]["accuracy"], cells[2]["ECE"]) == ("71.90%", "0.071")
-    assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("comparison", "tradeoff", "reliability"):
+        assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(reproduction.meta_train, "main", None)  # nothing is trained or tested twice
     (tmp_path / "out" / "table.md").unlink()
     assert reproduction.main(config) == rows and (tmp_path / "out" / "table.md").read_text() == table
@@ -139,6 +141,37 @@ def test_accuracy_is_drawn_against_nll_and_training_time():
         assert [line.get_markerfacecolor() for line in axis.lines] == ["C0", "white", "white"]
         assert [line.get_color() for line in axis.lines] == ["C0", "C1", "C1"]
     assert [text.get_text() for text in minutes.get_legend().get_texts()] == ["ours", "other"]
+
+
+def predictions_of(method, shot, seed, folder, accuracy, shift):
+    """A row, and its run's file of 200 queries whose confidence is 0.8 and that are right in 0.8 + shift of them."""
+    right = np.arange(200) < round(200 * (0.8 + shift))
+    labels = np.where(right, 0, 1).reshape(10, 20)
+    p = np.broadcast_to([0.8, 0.2], (10, 20, 2))
+    run = folder / f"{method}-{shot}shot{f'-seed{seed}' if seed else ''}"
+    run.mkdir()
+    classes = np.tile([0, 1], (10, 1))
+    (run / "predictions.npz").write_bytes(prediction_files.to_bytes(p, labels, classes))
+    return {"method": method, "shot": shot, "seed": seed, "accuracy": accuracy}
+
+
+def test_reliability_is_that_of_the_five_most_accurate_methods(tmp_path):
+    accuracies = [0.7, 0.9, 0.6, 0.8, 0.5, 0.4]
+    rows = [predictions_of(f"m{k}", 5, 0, tmp_path, one, -0.1 * k) for k, one in enumerate(accuracies)]
+    rows += [predictions_of("m0", 5, 1, tmp_path, 0.99, 0.2), predictions_of("m0", 1, 0, tmp_path, 0.3, 0.2)]
+    elsewhere = {"method": "m9", "shot": 5, "seed": 0, "accuracy": 1.0}  # its run folder is not here
+    curves = reproduction._reliability_of_best([elsewhere, *rows], tmp_path)
+    assert {shot: list(named) for shot, named in curves.items()} == {1: ["m0"], 5: ["m1", "m3", "m0", "m2", "m4"]}
+    shares = {name: curve.accuracy.tolist() for name, curve in curves[5].items()}
+    assert shares == {name: [pytest.approx(0.8 - 0.1 * int(name[1]))] for name in shares}
+    figure = reliability_figure(curves)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["m0, 1-shot", "", "", "", "", *(f"{name}, 5-shot" for name in curves[5])]
+    drawn = [line.get_xydata() for line in figure.axes[5].lines if str(line.get_label()).startswith("observed")]
+    np.testing.assert_allclose(np.concatenate(drawn), [[0.8, 0.7]], atol=1e-3)
+    (tmp_path / "m1-5shot" / "predictions.npz").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"expected predictions of test episodes, got .*m1-5shot"):
+        reproduction._reliability_of_best(rows, tmp_path)
 
 
 @pytest.mark.long

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fewshot.evaluation.figures import Axes, Figure
+from fewshot.evaluation.plots import draw_reliability
+from fewshot.evaluation.resampling import Reliability
 from fewshot.runners.studies.comparison_table import Row
 from fewshot.runners.studies.published import Published
 from fewshot.runners.studies.reporting import new_figure
@@ -11,6 +13,7 @@ from fewshot.runners.studies.reporting import new_figure
 WIDE, TALL = 5.0, 4.2  # inches: a panel of `tradeoff_figure`
 PANEL, LINE = 3.6, 0.24  # inches: width of a panel, height of a method
 NARROW = 4  # ratio of the ends of an axis up to which it is linear: a logarithmic one may then have a single label
+SQUARE = 2.8  # inches: a panel of `reliability_figure`
 SIGNS = "osD^vP*"  # seven of them and ten colours are different for 70 methods
 FILLED, HOLLOW = {"color": "tab:blue"}, {"color": "tab:blue", "markerfacecolor": "white"}
 
@@ -120,3 +123,22 @@ def _scatter(axis: Axes, rows: Sequence[Row], x: Sequence[float], methods: Seque
             **face,
         )
     axis.grid(color="0.92")
+
+
+def reliability_figure(curves: Mapping[int, Mapping[str, Reliability]]) -> Figure:
+    """Reliability of some methods, by shots and names: a line of panels for each number of shots."""
+    columns = max(map(len, curves.values()))
+    figure, axes = new_figure(len(curves), columns, (SQUARE, SQUARE), sharex=True, sharey=True)
+    for line, (shot, methods) in zip(axes, curves.items(), strict=True):
+        for axis, (name, curve) in zip(line, methods.items(), strict=False):
+            draw_reliability(axis, curve)
+            axis.set_title(f"{name}, {shot}-shot", fontsize=9)
+            axis.set_xticks([0.25, 0.5, 0.75])  # labels at the ends would touch those of the next panel
+        for axis in line[len(methods) :]:
+            axis.axis("off")
+        line[0].set_ylabel("share right")
+    for axis in axes[-1]:
+        axis.set_xlabel("confidence (largest probability)", fontsize=8)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=8)
+    return figure

@@ -11,6 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
+from fewshot.evaluation import prediction_files
+from fewshot.evaluation.resampling import Reliability, reliability
 from fewshot.evaluation.scoring import number_failed
 from fewshot.evaluation.text import format_table
 from fewshot.learners import TrainsOn
@@ -28,7 +32,7 @@ from fewshot.runners.studies import (
     robustness,
     student_t,
 )
-from fewshot.runners.studies.comparison_figure import comparison_figure, tradeoff_figure
+from fewshot.runners.studies.comparison_figure import comparison_figure, reliability_figure, tradeoff_figure
 from fewshot.runners.studies.comparison_table import Diverged, Row
 from fewshot.runners.studies.comparisons import Comparison, Method
 from fewshot.runners.studies.reporting import save
@@ -55,6 +59,7 @@ STUDIES = {
 TRAINING_TEST_EPISODES = 60  # of the runs' own tables; the comparison has its own test
 QUICK_TEST_EPISODES = 600
 QUICK_ROBUSTNESS_EPISODES = 200
+MOST_DIAGRAMS = 5  # of reliability, at one number of shots
 METRICS = ["accuracy", "accuracy_ci95", "accuracy_std_batches", "nll", "brier", "mce"]
 METRICS += ["ece", "ece_debiased", "ece_floor", "ece_floor_q95", "ece_within_band"]
 SAME = ("name", "quick")  # of all commands whose rows stand in one table
@@ -99,6 +104,8 @@ def main(config: ReproductionConfig) -> Sequence[Row] | Sequence[reporting.Row]:
     if rows:
         save(comparison_figure(rows, comparison.published), folder / "comparison.png")
         save(tradeoff_figure(rows), folder / "tradeoff.png")
+    if curves := _reliability_of_best(rows, folder):
+        save(reliability_figure(curves), folder / "reliability.png")
     if rows and config.robustness:
         _write_robustness(folder, [folder / _folder(row["method"], row["shot"], row["seed"]) for row in rows], config)
     return rows
@@ -237,6 +244,32 @@ def _training_of(path: Path) -> Mapping[str, object]:
 
 def _test_episodes(comparison: Comparison, config: ReproductionConfig) -> int:
     return min(comparison.test_episodes, QUICK_TEST_EPISODES) if config.quick else comparison.test_episodes
+
+
+def _reliability_of_best(rows: Sequence[Row], folder: Path) -> dict[int, dict[str, Reliability]]:
+    """By shots, of the MOST_DIAGRAMS most accurate methods whose runs are here, each of its first seed, the best first.
+
+    Raises ConfigError for a file of predictions that is damaged.
+    """
+    first: dict[tuple[int, str], tuple[Row, Path]] = {}
+    for row in rows:
+        path = folder / _folder(row["method"], row["shot"], row["seed"]) / "predictions.npz"
+        if path.exists():
+            first.setdefault((row["shot"], row["method"]), (row, path))
+    found: dict[int, dict[str, Reliability]] = {}
+    for row, path in sorted(first.values(), key=lambda one: (one[0]["shot"], -one[0]["accuracy"])):
+        shown = found.setdefault(row["shot"], {})
+        if len(shown) < MOST_DIAGRAMS:
+            shown[row["method"]] = _reliability(path)
+    return found
+
+
+def _reliability(path: Path) -> Reliability:
+    try:
+        kept = prediction_files.read(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return reliability(np.random.default_rng(0), kept.probabilities, kept.labels)
 
 
 def _folder(method: str, shot: int, seed: int) -> str:
