@@ -206,10 +206,9 @@ def _shipped(path: Path, tree: object, metadata: object) -> Content | None:
     """The shipped weights of a file, which `parsed` will check. Raises SavedError."""
     if tree is None and metadata is None:
         return None
-    words = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
-    if not isinstance(tree, dict) or not isinstance(metadata, dict) or not words:
-        _refuse(path, SHIPPED, "weights and words about them", "others")
-    return Content(tree, metadata)
+    if isinstance(tree, dict) and isinstance(metadata, dict) and all(isinstance(one, str) for one in metadata.values()):
+        return Content(tree, metadata)
+    _refuse(path, SHIPPED, "weights and words about them", "others")
 
 
 def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:
