@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import data_file
+from PIL import Image
 
 import fewshot
 from fewshot import tasks
+from fewshot.runners import predict
 from fewshot.runners.cli.flags import parse
 from fewshot.training.configuration import REGISTRIES, resolve
 
@@ -85,6 +88,50 @@ def test_runners_know_their_flags():
             assert done.returncode == 0, done.stderr
             known[script] = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
         assert {word.split("=")[0] for word in arguments if word.startswith("--")} <= known[script], command
+
+
+@pytest.mark.long
+def test_the_answers_that_are_shown_are_those_of_the_command(tmp_path, monkeypatch, capsys):
+    data_file("emnist.npz")
+    data_file("omniglot.npz")
+    splits = tasks.load("omniglot-emnist")
+    images, rows = np.asarray(splits.test.images), np.asarray(splits.test.index)
+    named = {name: images[rows[splits.class_names["test"].index(name)]][..., 0] for name in "BHR"}
+    for name, own in named.items():
+        (tmp_path / "letters" / name).mkdir(parents=True)
+        Image.fromarray(own[0]).save(tmp_path / "letters" / name / "one.png")
+        Image.fromarray(own[1]).save(tmp_path / "letters" / name / "two.png")
+    (tmp_path / "scans").mkdir()
+    for number, (name, image) in enumerate([("R", 2), ("B", 2), ("H", 2), ("R", 3)], start=1):
+        Image.fromarray(named[name][image]).save(tmp_path / "scans" / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    (command,) = [line for line in RUNNERS if line.startswith("runners/predict.py docs/")]
+    _, run, *flags = shlex.split(command)
+    assert predict.command_line([str(REPOSITORY / run), *flags]) == 0
+    printed = capsys.readouterr().out
+    tutorial = (REPOSITORY / "docs" / "tutorial.md").read_text()
+    for page, start, found in (
+        (README, "3 classes with", printed),
+        (tutorial, "3 classes with", printed),
+        (tutorial, "image,prediction,", (tmp_path / "probabilities.csv").read_text()),
+    ):
+        shown = page[page.index(start) :].split("```")[0]
+        assert words(shown) == words(found)
+        # Processors differ in the last digits.
+        np.testing.assert_allclose(numbers(shown), numbers(found), atol=0.004)
+
+
+NUMBER = r"(?<![\w.])\d+\.\d+(?![\w.])"
+
+
+def numbers(text):
+    """Decimal ones, of percentages a hundredth."""
+    return [float(number) / (100 if percent else 1) for number, percent in re.findall(f"({NUMBER})(%?)", text)]
+
+
+def words(text):
+    """All that is no decimal number, in any layout."""
+    return re.sub(NUMBER, "#", text).split()
 
 
 def test_training_commands_name_choices_and_settings_that_exist():
