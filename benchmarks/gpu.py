@@ -32,6 +32,7 @@ from roofline import count
 from timing import clock, markdown
 
 from fewshot.inference.inner import cvi
+from fewshot.inference.outer.objectives import leave_one_out
 from fewshot.inference.outer.svi import Trainer, make_trainer
 from fewshot.learners import GaussianProcess
 from fewshot.models import KERNELS, Conv4, Softmax
@@ -106,7 +107,7 @@ def trainer(shape: tuple[int, int, int], width: int, tasks: int, precision: str)
     deep_kernel = DeepKernel(network, KERNELS["rbf"](), rngs=nnx.Rngs(1), classes=WAY)
     return make_trainer(
         jax.random.key(0),
-        GaussianProcess(deep_kernel, Softmax(), cvi, inner_steps=INNER_STEPS),
+        GaussianProcess(deep_kernel, Softmax(), cvi, objective=leave_one_out, inner_steps=INNER_STEPS),
         jax.tree_util.Partial(_draw, make_dataset(noisy, labels)),
         optax.adam(1e-3),
         tasks_per_step=tasks,

@@ -15,6 +15,7 @@ from flax import nnx
 from timing import Run, by_turns
 
 from fewshot.inference.inner import cvi
+from fewshot.inference.outer.objectives import leave_one_out
 from fewshot.inference.outer.svi import make_trainer
 from fewshot.learners import (
     ABML,
@@ -52,7 +53,7 @@ def training_step(arguments: argparse.Namespace) -> Run:
     """One optimiser step of a Gaussian process, sampling and Adam included, on random images."""
     network, kernel = Conv4(IMAGE, rngs=nnx.Rngs(0)), KERNELS[arguments.kernel]()
     deep_kernel = DeepKernel(network, kernel, rngs=nnx.Rngs(1), classes=WAY)
-    learner = GaussianProcess(deep_kernel, Softmax(), cvi, inner_steps=arguments.inner_steps)
+    learner = GaussianProcess(deep_kernel, Softmax(), cvi, objective=leave_one_out, inner_steps=arguments.inner_steps)
     return step_of(learner, arguments.shot, arguments.tasks)
 
 

@@ -33,6 +33,17 @@ def test_defaults_are_decided_and_marked():
     config = resolve(parse([]))
     assert config.dataset == "glyphs" and config.inference == "cvi" and config.query == 0
     assert {"inference", "objective", "hypergradient", "kernel", "episodes", "inner_steps"} == set(config.chosen)
+    objectives = {
+        ("softmax", "cvi"): "leave-one-out",
+        ("one-vs-each", "auto"): "leave-one-out",
+        ("logistic-softmax", "auto"): "elbo",
+        ("softmax", "laplace"): "elbo",
+        ("one-vs-each", "gibbs"): "predictive",
+        ("logistic-softmax", "gibbs"): "predictive",
+        ("gaussian", "auto"): "elbo",
+    }
+    for (likelihood, algorithm), objective in objectives.items():
+        assert resolve(parse(["--likelihood", likelihood, "--inference", algorithm])).objective == objective
     assert resolve(parse(["--likelihood", "gaussian"])).inference == "exact"
     assert resolve(parse(["--inference", "gradient"])).hypergradient == "unroll"
     assert config.run_dir == "runs/glyphs-softmax-cvi-5way-1shot-0"

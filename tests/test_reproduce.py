@@ -318,10 +318,19 @@ def test_a_folder_of_other_runs_is_refused(tiny, tiny_data, tiny_run, tmp_path, 
     assert "was trained with episodes 20, got 6; choose another --out" in capsys.readouterr().err
 
 
+def test_rows_of_gaussian_processes_name_what_they_maximise():
+    # A kept table is of one objective, whatever the default becomes.
+    rows = [(name, method) for name, one in COMPARISONS.items() for method in one.methods]
+    processes = [(name, method) for name, method in rows if "learner" not in method.changes]
+    assert len(processes) > 100 and not [
+        (name, method.name) for name, method in processes if "objective" not in method.changes
+    ]
+
+
 def test_unknown_comparisons_are_refused(capsys):
     with pytest.raises(SystemExit):
         reproduce.command_line(["nothing"])
-    message = "expected a known comparison or study, got 'nothing'; known: omniglot-kernels, omniglot-pairs,"
+    message = "expected a known comparison or study, got 'nothing'; known: omniglot-kernels, omniglot-pairs, omniglot,"
     assert message in capsys.readouterr().err
 
 

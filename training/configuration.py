@@ -332,7 +332,7 @@ def _decided(config: RunConfig) -> dict[str, str | int]:
         inference_name = defaults.choose(defaults.INFERENCE, config.likelihood)
     return {
         "inference": inference_name,
-        "objective": defaults.choose(defaults.OBJECTIVE, inference_name),
+        "objective": defaults.choose(defaults.OBJECTIVE, f"{config.likelihood} {inference_name}"),
         "hypergradient": defaults.choose(defaults.HYPERGRADIENT, inference_name),
         "kernel": defaults.choose(defaults.KERNEL, config.dataset),
         "episodes": defaults.choose(defaults.EPISODES, config.dataset),

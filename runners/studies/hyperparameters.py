@@ -8,7 +8,7 @@ hyper-gradients are then compared at equal numbers of steps.
 
 from collections.abc import Iterable
 
-from fewshot.runners.studies.comparisons import Comparison, Method
+from fewshot.runners.studies.comparisons import BOUND, Comparison, Method
 from fewshot.runners.studies.published import Published
 
 MD, CDKT = "MD-BSFC, CUB 1-shot", "CDKT, CUB 1-shot"
@@ -21,13 +21,13 @@ HYPERGRADIENT_STEPS = (1, 3, 10, 50)
 
 def _mirror(name: str, steps: int = 3, kernel: str = "cosine", rho: float = 1.0) -> Method:
     """Mirror descent as MD trains it: steps of a fixed length, unrolled."""
-    changes: dict[str, str | int] = {"kernel": kernel, "hypergradient": "unroll", "inner_steps": steps}
+    changes = {**BOUND, "kernel": kernel, "hypergradient": "unroll", "inner_steps": steps}
     return Method(name, "softmax", "cvi", changes, {"inference.rho": rho})
 
 
 def _coordinate_ascent(name: str, temperature: float) -> Method:
     """CAVI as CDKT trains it: two steps, unrolled; the temperature starts there and is learned with the kernel."""
-    changes: dict[str, str | int] = {"kernel": "cosine", "hypergradient": "unroll", "inner_steps": 2}
+    changes = {**BOUND, "kernel": "cosine", "hypergradient": "unroll", "inner_steps": 2}
     return Method(name, "logistic-softmax", "cavi", changes, {"likelihood.temperature": temperature})
 
 
@@ -35,7 +35,7 @@ def _crossing() -> Iterable[Method]:
     """How the gradient crosses the inner loop, with chosen step lengths and the default kernel."""
     for mode in ("sites", "unroll", "implicit"):
         for steps in HYPERGRADIENT_STEPS:
-            yield Method(f"{mode}-{steps}", "softmax", "cvi", {"hypergradient": mode, "inner_steps": steps})
+            yield Method(f"{mode}-{steps}", "softmax", "cvi", {**BOUND, "hypergradient": mode, "inner_steps": steps})
 
 
 def _comparison(methods: Iterable[Method], published: Iterable[Published] = ()) -> Comparison:

@@ -88,6 +88,7 @@ def configuration(path: Path, mode: str, steps: int, episodes: int, seed: int) -
     return RunConfig(
         dataset=DATASET,
         inference="cvi",
+        objective="elbo",
         hypergradient=mode,
         inner_steps=steps,
         episodes=episodes,

@@ -6,7 +6,7 @@ nothing else is said the kernel is the default one: with cosines logistic-softma
 
 from collections.abc import Iterable, Mapping
 
-from fewshot.runners.studies.comparisons import Comparison, Method, learned_both_ways
+from fewshot.runners.studies.comparisons import BOUND, Comparison, Method, learned_both_ways
 from fewshot.runners.studies.hyperparameters import CDKT, KERNELS, TEMPERATURES
 from fewshot.runners.studies.published import Published
 from fewshot.training.overrides import Settings
@@ -107,8 +107,8 @@ COMPARISONS: dict[str, Comparison] = {
     "question-mean-field": _comparison(_of_mean_field()),
     "question-calibration": _comparison(
         [
-            Method("softmax-cvi", "softmax", "cvi"),
-            Method("one-vs-each-cvi", "one-vs-each", "cvi"),
+            Method("softmax-cvi", "softmax", "cvi", BOUND),
+            Method("one-vs-each-cvi", "one-vs-each", "cvi", BOUND),
             Method("one-vs-each-gibbs", "one-vs-each", "gibbs", {"objective": "predictive", "inner_steps": 1}),
         ],
         {5: EPISODES},
