@@ -36,6 +36,8 @@ def test_defaults_are_decided_and_marked():
     objectives = {
         ("softmax", "cvi"): "leave-one-out",
         ("one-vs-each", "auto"): "leave-one-out",
+        ("one-vs-each", "cavi"): "leave-one-out",
+        ("logistic-softmax", "cavi"): "leave-one-out",
         ("logistic-softmax", "auto"): "elbo",
         ("softmax", "laplace"): "elbo",
         ("one-vs-each", "gibbs"): "predictive",

@@ -6,7 +6,7 @@ nothing else is said the kernel is the default one: with cosines logistic-softma
 
 from collections.abc import Iterable, Mapping
 
-from fewshot.runners.studies.comparisons import BOUND, Comparison, Method, learned_both_ways
+from fewshot.runners.studies.comparisons import BOUND, Comparison, Method, learned_each_way
 from fewshot.runners.studies.hyperparameters import CDKT, KERNELS, TEMPERATURES
 from fewshot.runners.studies.published import Published
 from fewshot.training.overrides import Settings
@@ -68,12 +68,12 @@ def _of_mean_field() -> Iterable[Method]:
             yield Method(f"{likelihood}-{inference}", likelihood, inference, {"objective": "predictive"}, settings)
 
 
-def _both_ways() -> Iterable[Method]:
-    """Marginal likelihood against prediction."""
-    yield from learned_both_ways("softmax-cvi", "softmax", "cvi")
-    yield from learned_both_ways("one-vs-each-cvi", "one-vs-each", "cvi")
-    yield from learned_both_ways("logistic-softmax-cavi", "logistic-softmax", "cavi")
-    yield from learned_both_ways("label-regression", "gaussian", "exact")
+def _of_likelihoods() -> Iterable[Method]:
+    """Marginal likelihood against prediction of the queries, and of every label from all others."""
+    yield from learned_each_way("softmax-cvi", "softmax", "cvi")
+    yield from learned_each_way("one-vs-each-cvi", "one-vs-each", "cvi")
+    yield from learned_each_way("logistic-softmax-cavi", "logistic-softmax", "cavi")
+    yield from learned_each_way("label-regression", "gaussian", "exact")
 
 
 def _comparison(
@@ -97,7 +97,7 @@ COMPARISONS: dict[str, Comparison] = {
     "question-steps": _comparison([_cavi(f"steps-{steps}", inner_steps=steps) for steps in CAVI_STEPS]),
     "question-kernel": _comparison([_cavi(f"kernel-{kernel}", kernel=kernel) for kernel in KERNELS]),
     "question-outer-gradient": _comparison(_of_outer_gradient()),
-    "question-ml-pl": _comparison(_both_ways()),
+    "question-ml-pl": _comparison(_of_likelihoods()),
     "question-chains": _comparison(
         [
             Method(f"sweeps-{steps}", "one-vs-each", "gibbs", {"objective": "predictive", "inner_steps": steps})
