@@ -4,13 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from conftest import load_benchmark
+from conftest import REPOSITORY, load_benchmark
 from tiny_omniglot import SETTINGS
 
 from fewshot.evaluation import metrics, scoring
 from fewshot.evaluation.episodes import Shape
 from fewshot.tasks import flat_images
-from fewshot.training.configuration import resolve
+from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.data import load_splits
 from fewshot.training.run import load_run
 
@@ -91,3 +91,19 @@ def test_the_record_says_what_validation_episodes_say(choices, tiny_data, tmp_pa
     assert f"Chosen: `{record['chosen']}`" in page and page.strip() in capsys.readouterr().out
     choices.main()  # nothing is trained again
     assert json.loads(written.with_suffix(".json").read_text()) == record
+
+
+def test_the_page_of_comparisons_has_every_record_and_defaults_follow_them():
+    page = (REPOSITORY / "docs" / "comparisons.md").read_text()
+    paths = sorted((REPOSITORY / "docs" / "results" / "choices").glob("*.json"))
+    assert len(paths) > 20
+    for path in paths:
+        record = json.loads(path.read_text())
+        for row in record["rows"][1:]:
+            numbers = [
+                f"{number:.3f}".replace("-0.000", "0.000") for number in (row["gain"], *row["gain_over_classes"])
+            ]
+            assert "{} ({} to {})".format(*numbers) in page, path
+        if record["config"]["name"] == "objective":
+            asked = {name: value for name, value in record["config"]["set"] if "." not in name}
+            assert resolve(RunConfig(**asked)).objective == record["chosen"], path
