@@ -62,9 +62,10 @@ class GaussianProcess(Learner):
     """A deep-kernel Gaussian process: a classifier, or with a noise model as likelihood a regression (C = 1).
 
     make_inference(likelihood) -> inference kernel, so that a learned parameter of the likelihood reaches it. objective,
-    hypergradient and inner_steps are those of training; classes is the number of a training task's. many_labels: how
-    `fit` solves tasks with more labels than it has inducing points, None for as all others. Raises ValueError for
-    combinations that make no sense (`check_combination`), TypeError for a likelihood that the inference cannot use.
+    hypergradient and inner_steps are those of training (`meta_train.py` takes those of `training.defaults`); classes is
+    the number of a training task's. many_labels: how `fit` solves tasks with more labels than it has inducing points,
+    None for as all others. Raises ValueError for combinations that make no sense (`check_combination`), TypeError for a
+    likelihood that the inference cannot use.
     """
 
     traits: ClassVar[Traits] = Traits(real_labels=True)

@@ -147,7 +147,7 @@ _PAIRS = (
 
 _PLAIN: dict[str, Setting] = {"trainer.augment": "none"}
 _EARLY = {"trainer.patience": 1 / 3}  # ends a run whose validation has not improved for a third of it
-_MAIN = ("softmax-cvi-ml", "one-vs-each-cvi-ml", "label-regression-ml", "softmax-cvi-augmented-ml")
+_MAIN = ("softmax-cvi-loo", "one-vs-each-cvi-loo", "label-regression-ml", "softmax-cvi-augmented-loo")
 _PAPERS_EPISODES = {1: 60_000, 5: 40_000}
 
 COMPARISONS: dict[str, Comparison] = {
