@@ -33,6 +33,8 @@ def metrics_table(results: Mapping[str, Metrics]) -> str:
 
 def temperature_note(temperature: float, shape: Shape, *, held_out: bool) -> str:
     """Where the temperature comes from; held_out: from training classes that no step was taken on."""
+    if temperature == 1:  # as it was before any fit
+        return "No temperature: validation found no weights better than those before the first step."
     return (
         f"Temperature {temperature:.3f}, fitted on queries of {shape.way}-way {shape.shot}-shot episodes of "
         f"training classes{' that no step was taken on' if held_out else ', raised for new ones'}; "

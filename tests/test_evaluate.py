@@ -356,6 +356,14 @@ def test_other_classes_are_counted_as_they_are_and_of_other_data_sets_nothing_is
     assert "Test on 4 classes of emnist: 12 3-way" in heading
 
 
+def test_a_temperature_that_was_never_fitted_is_not_called_fitted():
+    shape = Shape(5, 1, 15)
+    assert tables.temperature_note(1.0, shape, held_out=False).startswith("No temperature: validation found no weights")
+    assert tables.temperature_note(0.5, shape, held_out=False).startswith(
+        "Temperature 0.500, fitted on queries of 5-way"
+    )
+
+
 def test_a_data_set_of_other_images_is_refused(flags, tmp_path, capfd):
     tiny_omniglot.write(tmp_path, size=12)
     message = error_line(capfd, flags[0], "--data-root", tmp_path)
