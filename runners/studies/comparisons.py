@@ -105,7 +105,7 @@ def _learners(maml: Settings) -> Iterable[Method]:
 
 
 def _characters() -> tuple[Method, ...]:
-    """The best Gaussian processes of `_PAIRS`, and the other learners."""
+    """The main Gaussian processes, and the other learners."""
     return (
         *learned_each_way("softmax-cvi", "softmax", "cvi"),
         *learned_each_way("one-vs-each-gibbs", "one-vs-each", "gibbs"),
