@@ -1,9 +1,9 @@
 """What `auto` stands for: one table for all choices that a command line may leave open.
 
-Chosen on validation classes: `docs/results/choices/` has the records, of 400 steps unless they say otherwise; all but
-those of the objective trained by the bound. Two values differ from what they choose: 3 inner steps (three records; the
-longest is level), and 3 as prior scale (by 0.007 nats). Keys are the choice that an entry depends on; where a key is
-missing the entry under None is used.
+Chosen on validation classes: `docs/results/choices/` has the records, of 400 steps unless they say otherwise, trained
+by the bound unless their commands name an objective. Two values differ from what they choose: 3 inner steps (five
+records, by 0.005 to 0.019 nats) and 3 as prior scale (two, by 0.006 and 0.007); docs/comparisons.md says why. Keys
+are the choice that an entry depends on; where a key is missing the entry under None is used.
 """
 
 from collections.abc import Mapping
