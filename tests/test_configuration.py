@@ -51,6 +51,18 @@ def test_defaults_are_decided_and_marked():
     assert config.run_dir == "runs/glyphs-softmax-cvi-5way-1shot-0"
 
 
+def test_inner_steps_are_those_of_the_inference_and_for_one_of_the_data_set():
+    steps = {
+        ("cvi", "glyphs"): 3,
+        ("cvi", "omniglot"): 3,
+        ("cvi", "omniglot-emnist"): 10,
+        ("laplace", "omniglot-emnist"): 10,
+        ("laplace", "omniglot"): 10,
+    }
+    for (algorithm, dataset), count in steps.items():
+        assert resolve(parse(["--inference", algorithm, "--dataset", dataset])).inner_steps == count
+
+
 @pytest.mark.parametrize("likelihood", models.LIKELIHOODS)
 @pytest.mark.parametrize("algorithm", ["auto", *inference.INFERENCE])
 def test_every_pair_has_defaults_or_is_refused_with_the_reason(likelihood, algorithm):

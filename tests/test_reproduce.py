@@ -392,6 +392,18 @@ def test_rows_that_were_not_read_in_their_paper_say_so():
     assert [row.source for row in gaussian_processes] == ["DKT, second-hand"]
 
 
+def test_methods_by_cvi_take_the_steps_of_the_kept_tables_where_they_name_no_other():
+    asked = ReproductionConfig("omniglot", quick=True)
+    methods = [
+        (Method("softmax", "softmax", "cvi"), 10),
+        (Method("three", "softmax", "cvi", {"inner_steps": 3}), 3),
+        (Method("laplace", "softmax", "laplace"), 0),
+    ]
+    for method, steps in methods:
+        found = reproduction._configuration(COMPARISONS["omniglot"], method, 1, 0, Path("runs"), asked)
+        assert found.inner_steps == steps, method.name
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_every_method_of_a_comparison_can_be_configured(name):

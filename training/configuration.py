@@ -336,7 +336,7 @@ def _decided(config: RunConfig) -> dict[str, str | int]:
         "hypergradient": defaults.choose(defaults.HYPERGRADIENT, inference_name),
         "kernel": defaults.choose(defaults.KERNEL, config.dataset),
         "episodes": defaults.choose(defaults.EPISODES, config.dataset),
-        "inner_steps": defaults.choose(defaults.INNER_STEPS, inference_name),
+        "inner_steps": defaults.choose(defaults.INNER_STEPS, f"{inference_name} {config.dataset}", inference_name),
     }
 
 

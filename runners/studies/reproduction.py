@@ -34,7 +34,7 @@ from fewshot.runners.studies import (
 )
 from fewshot.runners.studies.comparison_figure import comparison_figure, reliability_figure, tradeoff_figure
 from fewshot.runners.studies.comparison_table import Diverged, Row
-from fewshot.runners.studies.comparisons import Comparison, Method
+from fewshot.runners.studies.comparisons import INNER_STEPS, Comparison, Method
 from fewshot.runners.studies.reporting import save
 from fewshot.tasks.replacing import replace_text
 from fewshot.training import run_directory
@@ -282,6 +282,7 @@ def _configuration(
 ) -> RunConfig:
     """What meta_train.py is asked for; of learners that learn from nothing no step."""
     steps = config.episodes or (comparison.quick_episodes if config.quick else comparison.episodes[shot])
+    inner_steps = {"inner_steps": INNER_STEPS} if method.inference == "cvi" else {}
     make: Callable[..., RunConfig] = RunConfig
     run = make(
         dataset=comparison.dataset,
@@ -293,7 +294,7 @@ def _configuration(
         seed=seed,
         run_dir=str(folder / _folder(method.name, shot, seed)),
         data_root=config.data_root,
-        **method.changes,
+        **{**inner_steps, **method.changes},
     )
     learns = trains_on(run) is not TrainsOn.NOTHING
     return dataclasses.replace(run, episodes=steps * run.tasks_per_step if learns else 0)
