@@ -1,6 +1,6 @@
 """Weights under a name, made from a run folder: temperatures of common shapes are fitted and stored with them.
 
-    python benchmarks/ship.py docs/results/omniglot-pairs/softmax-cvi-1shot omniglot [--episodes 150]
+    python benchmarks/ship.py docs/results/omniglot/1shot omniglot [--episodes 150]
 
 Temperatures are those of `training.shape_temperature`, on training classes of the run. The model card is written by
 hand beside the file.
