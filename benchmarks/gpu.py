@@ -42,11 +42,9 @@ from fewshot.models.gaussian import GaussianPrior, Sites
 from fewshot.models.polya_gamma import sample_polya_gamma_one
 from fewshot.runners import meta_train
 from fewshot.tasks import make_dataset, sample_task
-from fewshot.training import defaults
 from fewshot.training.configuration import RunConfig
 
-WAY, SHOT, QUERY = 5, 1, 16
-INNER_STEPS = defaults.INNER_STEPS["cvi"]
+WAY, SHOT, QUERY, INNER_STEPS = 5, 1, 16, 10
 IMAGES = WAY * (SHOT + QUERY)
 TOLERANCE = {"tensorfloat32": 1e-2, "float32": 1e-3, "bfloat16": 5e-2}  # of the loss, relative, after a few steps
 

@@ -51,11 +51,12 @@ def test_defaults_are_decided_and_marked():
     assert config.run_dir == "runs/glyphs-softmax-cvi-5way-1shot-0"
 
 
-def test_inner_steps_are_those_of_the_inference_and_for_one_of_the_data_set():
+def test_inner_steps_are_those_of_the_inference_and_for_cvi_of_the_data_set():
     steps = {
         ("cvi", "glyphs"): 3,
         ("cvi", "omniglot"): 3,
         ("cvi", "omniglot-emnist"): 10,
+        ("cvi", "flowers102-32"): 10,
         ("laplace", "omniglot-emnist"): 10,
         ("laplace", "omniglot"): 10,
     }

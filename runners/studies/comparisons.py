@@ -41,7 +41,7 @@ class Comparison:
     published: tuple[Published, ...] = ()
 
 
-# Of cvi, where a method names no other: what kept tables were made with. By `meta_train.py` fewer are the default.
+# Of cvi, where a method names no other: what kept tables were made with. `meta_train.py` takes fewer on characters.
 INNER_STEPS = 10
 # Where the objective is not what is compared: rows name it, as the default may change.
 BOUND: Mapping[str, str | int] = {"objective": "elbo"}
