@@ -54,7 +54,7 @@ class ABML(AdaptedLearner):
             )
         self.network = LinearHead(backbone, way)
         size = ravel_pytree(nnx.state(self.network, nnx.Param))[0].shape
-        self.log_sd = nnx.Param(jnp.full(size, math.log(sd)))
+        self.log_sd = nnx.Param(jnp.full(size, math.log(sd), jnp.result_type(float)))
         self.kl_weight, self.draws, self.prediction_draws = kl_weight, draws, prediction_draws
 
     def prior(self) -> WeightBelief:

@@ -32,6 +32,7 @@ from fewshot.models.deep_kernel import DeepKernel, check_images
 from fewshot.models.expectations import MonteCarlo
 from fewshot.models.gaussian import GaussianPrior, Posterior, Query
 from fewshot.models.kernels import Hyper, Kernel
+from fewshot.models.layers import scalars
 from fewshot.models.likelihoods.base import Likelihood
 from fewshot.models.process import LatentProcess
 
@@ -95,8 +96,7 @@ class GaussianProcess(Learner):
         self.deep_kernel, self.make_inference = deep_kernel, make_inference
         self.objective, self.hypergradient, self.inner_steps = objective, hypergradient, inner_steps
         self.start = nnx.static(likelihood)
-        values = likelihood.parameters()
-        self.likelihood_parameters = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in values.items()})
+        self.likelihood_parameters = scalars(likelihood.parameters())
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

@@ -15,6 +15,7 @@ from fewshot.learners.network import LabelledTasks, real_classes, real_points
 from fewshot.models.backbones import Backbone
 from fewshot.models.gaussian import Marginals
 from fewshot.models.kernels import Hyper
+from fewshot.models.layers import scalars
 from fewshot.models.likelihoods import Normal, Softmax
 from fewshot.models.likelihoods.base import RealLikelihood
 
@@ -43,8 +44,7 @@ class MAML(AdaptedLearner):
         super().__init__(backbone, way, inner_steps, inner_rate)
         self.network = LinearHead(backbone, way)
         self.start = nnx.static(Normal(0.5) if way == 1 else Softmax())
-        values = self.start.parameters()
-        self.likelihood_parameters = nnx.Dict({name: nnx.Param(jnp.asarray(value)) for name, value in values.items()})
+        self.likelihood_parameters = scalars(self.start.parameters())
 
     @property
     def likelihood(self) -> Normal | Softmax:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Shaped, UInt8
 from fewshot.models.backbones import Backbone, TaskBatchNorm
 from fewshot.models.gaussian import GaussianPrior, Query
 from fewshot.models.kernels import Hyper, Kernel
+from fewshot.models.layers import scalars
 from fewshot.models.process import LatentProcess
 
 
@@ -59,10 +60,7 @@ class DeepKernel(nnx.Module):
         mean: float | None = None,
     ):
         self.backbone, self.kernel, self.classes, self.mean = backbone, kernel, classes, mean
-        starts = starting_values(kernel, mean)
-        self.hyper = nnx.Dict(
-            {name: nnx.Param(jnp.asarray(value, jnp.result_type(float))) for name, value in starts.items()}
-        )
+        self.hyper = scalars(starting_values(kernel, mean))
         self.norm = TaskBatchNorm(backbone.features, affine=kernel.affine) if kernel.normalise_features else None
 
     def hyperparameters(self) -> Hyper:

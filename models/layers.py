@@ -1,4 +1,6 @@
-"""Fully connected layers in the precision of this process."""
+"""Fully connected layers and learned scalars in the precision of this process."""
+
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -22,3 +24,12 @@ def linear(inputs: int, outputs: int, *, rngs: nnx.Rngs, bias: bool = True) -> n
 
     dtype = jnp.result_type(float)
     return nnx.Linear(inputs, outputs, use_bias=bias, bias_init=start, param_dtype=dtype, precision=HIGHEST, rngs=rngs)
+
+
+def scalars(starts: Mapping[str, float | Array]) -> nnx.Dict:
+    """Parameters by name, of the type that training leaves them with: what was compiled for one is found for the other.
+
+    A Python number would give them its weak type.
+    """
+    dtype = jnp.result_type(float)
+    return nnx.Dict({name: nnx.Param(jnp.asarray(value, dtype)) for name, value in starts.items()})

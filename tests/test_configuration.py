@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from problems import weakly_typed
 
 from fewshot import inference, models
 from fewshot.inference.inner.base import usable_inferences
@@ -69,12 +70,13 @@ def test_inner_steps_are_those_of_the_inference_and_for_cvi_of_the_data_set():
 def test_every_pair_has_defaults_or_is_refused_with_the_reason(likelihood, algorithm):
     config = resolve(parse(["--likelihood", likelihood, "--inference", algorithm, "--backbone", "identity"]))
     try:
-        build_run(replace(config, query=1), (4, 4, 1))
+        run = build_run(replace(config, query=1), (4, 4, 1))
     except ConfigError as error:
         assert algorithm not in usable_inferences(LIKELIHOODS[likelihood]())
         assert algorithm in str(error)  # the run-time type checker may speak first
     else:
         assert config.inference in usable_inferences(LIKELIHOODS[likelihood]())
+        assert weakly_typed(run.learner) == []
 
 
 def test_explicit_auto_is_the_default():

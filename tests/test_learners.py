@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from problems import weakly_typed
 
 from fewshot import learners
 from fewshot.inference.inner.base import Code, Mask
@@ -121,6 +122,11 @@ def test_no_query_depends_on_another(name):
     alone = answer(learner, *task[:2], changed).probabilities
     np.testing.assert_allclose(alone[0], whole[0], atol=1e-6)
     assert np.abs(alone[1:] - whole[1:]).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_a_trained_learner_needs_no_program_of_its_own(name):
+    assert weakly_typed(make(name)) == []
 
 
 @pytest.mark.parametrize("name", [name for name, make in OF_CLASSES.items() if make.traits.traceable])

@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from problems import weakly_typed
 from test_learners import TASKS, loss_and_gradient
 
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners import LEARNERS
 from fewshot.learners.base import apply, traced
+from fewshot.models import NOISE_MODELS
 from fewshot.tasks.curves import Sinusoids
 from fewshot.training.configuration import configured, resolve
 from fewshot.training.run import build_run
@@ -66,6 +68,17 @@ def test_order_padding_and_other_queries_change_nothing(name):
     padded = np.concatenate([make_task(2).x_support[:2], x]), np.concatenate([np.float32([90.0, -7.0]), y])
     mask = Mask(jnp.arange(SHOT + 2) >= 2, jnp.ones(1, bool))
     np.testing.assert_allclose(answer(learner, *padded, query, mask), whole, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_trained_learner_needs_no_program_of_its_own(name):
+    assert weakly_typed(make(name)) == []
+
+
+@pytest.mark.parametrize("likelihood", NOISE_MODELS)
+def test_a_trained_noise_model_needs_no_program_of_its_own(likelihood):
+    config = resolve(configured(dataset="sinusoids", likelihood=likelihood))
+    assert weakly_typed(build_run(config, (1, 1, 1)).learner) == []
 
 
 @pytest.mark.long
