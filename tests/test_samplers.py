@@ -27,7 +27,9 @@ from fewshot.models.likelihoods import LogisticSoftmax, OneVsEach
 from fewshot.models.likelihoods.logistic_softmax import LogisticSoftmaxLatents
 from fewshot.models.process import LatentProcess
 
-gibbs_module = importlib.import_module("fewshot.inference.inner.gibbs")  # whose name the function has too
+gibbs_module, settle_module = (  # whose names functions have too
+    importlib.import_module(f"fewshot.inference.inner.{name}") for name in ("gibbs", "settle")
+)
 LIKELIHOODS = {"logistic-softmax": LogisticSoftmax(), "one-vs-each": OneVsEach()}
 FAMILY = 0.01  # error rate of a family of comparisons; four statistics of two samplers make 8
 REPLICATES = 1000
@@ -495,6 +497,38 @@ def test_a_sampler_ends_once_it_has_mixed_and_draws_what_all_its_sweeps_would():
     (states, _, _), kernel = settled(0.97)
     whole = jax.jit(jax.vmap(lambda key: fit_pooled(key, kernel, task.prior, task.y)[0]))(keys)
     np.testing.assert_allclose(states, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_task_has_its_own_answer_whatever_is_worked_on_beside_it(monkeypatch):
+    """By itself, or in a batch of batches, of which one task, three or all are worked on at a time."""
+    task, kernel = problem(0, points=4), autoregression(0.5)
+
+    def step(key, state, prior, y, mask):
+        moved, info = kernel.step(key, state - prior.mean[0, 0] - y[0], prior, y, mask)
+        return moved + prior.mean[0, 0] + y[0], info
+
+    def settled(key, prior, y):
+        return fit_until_mixed(key, kernel._replace(step=step), prior, y)
+
+    keys, levels = jax.random.split(jax.random.key(5), (5, 4)), 10.0 * jnp.arange(20).reshape(5, 4)
+    priors = jax.vmap(jax.vmap(lambda level: task.prior._replace(mean=task.prior.mean + level)))(levels)
+    labels = task.y + jnp.arange(5, dtype=task.y.dtype)[:, None]  # the same for all tasks of an inner batch
+    found = {}
+    for lanes in (1, 3, 100):
+        monkeypatch.setattr(settle_module, "LANES", lanes)
+        batch = jax.vmap(settled, in_axes=(0, 0, None))
+        found[lanes] = jax.device_get(jax.jit(jax.vmap(batch))(keys, priors, labels))
+    states, codes, sweeps = found[3]
+    assert set(np.unique(sweeps)) >= {12, 24} and states.shape == (5, 4, 4, 20)
+    for other in (found[1], found[100]):
+        np.testing.assert_array_equal(other[2], sweeps)
+        np.testing.assert_array_equal(other[1], codes)
+        np.testing.assert_allclose(other[0], states, rtol=1e-5, atol=1e-4)
+    alone = jax.jit(settled)
+    for at in np.ndindex(5, 4):
+        one = alone(keys[at], jax.tree.map(lambda leaf, at=at: leaf[at], priors), labels[at[0]])
+        np.testing.assert_allclose(one[0], states[at], rtol=1e-5, atol=1e-4)
+        assert one[2] == sweeps[at]
 
 
 @pytest.mark.long

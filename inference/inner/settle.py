@@ -5,10 +5,12 @@ that half, SAMPLER_DRAWS or more, for a posterior of few chains alone is a mixtu
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
 from fewshot.inference.inner.base import Code, Inference, Info, Mask, State, fit, fit_to_tolerance, prepared
@@ -23,6 +25,7 @@ SAMPLER_STEPS = 2 * HALVES[-1]
 # To end before all sweeps: SAMPLER_DRAWS effective draws or more, and a correlation of .4 or less where halves have 3
 # sweeps, .53 or less where they have 6. What is left of where a chain began is then 0.4%, and less.
 EARLY_R_HAT = 1.2
+LANES = 8  # tasks that a processor works on at a time
 
 Sweep: TypeAlias = Callable[[State, Key[Array, ""]], tuple[State, tuple[State, Info, Array | None]]]
 
@@ -48,6 +51,16 @@ def settle(
     return state, code
 
 
+class _Work(NamedTuple):
+    """Tasks, with the keys of where their chains start and of all sweeps."""
+
+    prior: GaussianPrior
+    y: Labels
+    mask: Mask | None
+    start: Key[Array, " T"]
+    keys: Key[Array, "T 8 6"]
+
+
 class _Progress(NamedTuple):
     """Blocks of sweeps so far, the last state, the states and statistics of the last sweeps [24, ...], and verdicts."""
 
@@ -59,42 +72,131 @@ class _Progress(NamedTuple):
     mixed: Bool[Array, ""]
 
 
+# Pooled state, code and number of sweeps: of one task, and of several.
+Answer: TypeAlias = tuple[State, Int[Array, ""], Int[Array, ""]]
+Answers: TypeAlias = tuple[State, Int[Array, " T"], Int[Array, " T"]]
+
+
+class _Lanes(NamedTuple):
+    """The task of every lane and how far it is, the first task that no lane has begun, and the answers so far.
+
+    Lanes without a task, at the end, have numbers beyond those of the tasks.
+    """
+
+    task: Int[Array, " L"]
+    progress: _Progress
+    following: Int[Array, ""]
+    answers: Answers
+
+
 def fit_until_mixed(
     key: Key[Array, ""],
     inference: Inference,
     prior: GaussianPrior,
     y: Labels,
     mask: Mask | None = None,
-) -> tuple[State, Int[Array, ""], Int[Array, ""]]:
+) -> Answer:
     """A sampler's pooled state, its code, and how many sweeps it took; the keys of its sweeps are those of `fit`.
 
-    A half of fewer sweeps than are pooled is not judged. Under vmap all tasks wait for the slowest.
+    A half of fewer sweeps than are pooled is not judged. Under vmap on a processor a task begins as soon as another has
+    ended, so that few wait for the slowest; elsewhere all do.
     """
     prior = prepared(inference, prior)
     start, loop = jax.random.split(key)
-    first = inference.init(start, prior, y, mask)
     keys = jax.random.split(loop, SAMPLER_STEPS).reshape(-1, SWEEPS_A_BLOCK)
-    sweep, kept = _sweep(inference, prior, y, mask), _number_kept(inference, first)
+    alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], _Work(prior, y, mask, start, keys))
+    return jax.tree.map(lambda leaf: leaf[0], _all_until_mixed(inference)(alone))
 
-    halves = [half for half in HALVES if half >= kept]
 
-    def enough(traces: Array) -> Array:
-        return mixed(traces) if len(traces) == HALVES[-1] else mixed(traces, EARLY_R_HAT, SAMPLER_DRAWS)
+def _all_until_mixed(inference: Inference) -> Callable[[_Work], Answers]:
+    """The answers of tasks; a vmap of it is a call of more tasks."""
+    several = custom_vmap(partial(_in_lanes, inference))
 
-    def advance(progress: _Progress) -> _Progress:
-        state, (states, infos, traces) = jax.lax.scan(sweep, progress.state, keys[progress.blocks])
-        blocks, held = progress.blocks + 1, jax.tree.map(_last, (progress.states, progress.traces), (states, traces))
-        verdicts = [(blocks * SWEEPS_A_BLOCK == 2 * half) & enough(held[1][-half:]) for half in halves]
-        code = jnp.maximum(progress.code, jnp.max(infos.code))
-        return _Progress(blocks, state, held[0], held[1], code, jnp.any(jnp.stack(verdicts)))
+    @several.def_vmap
+    def _(size: int, batched: Any, work: _Work) -> tuple[Any, Any]:
+        whole = jax.tree.map(
+            lambda leaf, own: leaf if own else jnp.broadcast_to(leaf, (size, *leaf.shape)), work, batched[0]
+        )
+        found = several(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), whole))
+        parted = jax.tree.map(lambda leaf: leaf.reshape(size, -1, *leaf.shape[1:]), found)
+        return parted, jax.tree.map(lambda leaf: True, found)
 
-    _, (states, _, traces) = jax.eval_shape(sweep, first, keys[0, 0])
-    held = jax.tree.map(lambda leaf: jnp.zeros((HALVES[-1], *leaf.shape), leaf.dtype), (states, traces))
-    begun = _Progress(jnp.asarray(0), first, held[0], held[1], jnp.asarray(int(Code.OK)), jnp.asarray(False))
-    end = jax.lax.while_loop(lambda progress: ~progress.mixed & (progress.blocks < len(keys)), advance, begun)
-    sweeps = end.blocks * SWEEPS_A_BLOCK
-    code = jnp.where((end.code == Code.OK) & ~end.mixed, Code.NOT_MIXED, end.code)
-    return _pooled(inference, end.states, sweeps // 2, kept), code, sweeps
+    return several
+
+
+def _in_lanes(inference: Inference, work: _Work) -> Answers:
+    """The answers of T tasks, a fixed number of which is worked on at a time."""
+    count = len(work.keys)
+    width = min(LANES, count) if jax.default_backend() == "cpu" else count
+    held = _nothing_held(inference, _row(work, 0))
+
+    def chains(task: Array) -> State:
+        one = _row(work, task)
+        return inference.init(one.start, one.prior, one.y, one.mask)
+
+    # As many at a time as are worked on: the compiler finds draws of that shape compiled.
+    in_turn = jnp.arange(-(-count // width) * width).reshape(-1, width)
+    first = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), jax.lax.map(jax.vmap(chains), in_turn))
+    kept = _number_kept(inference, _row(first, 0))
+
+    def begun(task: Array) -> _Progress:
+        return _Progress(jnp.asarray(0), _row(first, task), *held, jnp.asarray(int(Code.OK)), jnp.asarray(False))
+
+    def answer(progress: _Progress) -> Answer:
+        sweeps = progress.blocks * SWEEPS_A_BLOCK
+        code = jnp.where((progress.code == Code.OK) & ~progress.mixed, Code.NOT_MIXED, progress.code)
+        return _pooled(inference, progress.states, sweeps // 2, kept), code, sweeps
+
+    def once(lanes: _Lanes) -> _Lanes:
+        own = jax.vmap(lambda task: _row(work, task))(lanes.task)
+        moved = jax.vmap(partial(_advanced, inference, kept))(own, lanes.progress)
+        ended = moved.mixed | (moved.blocks >= SAMPLER_STEPS // SWEEPS_A_BLOCK)
+        so_far = jax.vmap(answer)(moved)
+        answers = jax.tree.map(lambda old, new: old.at[lanes.task].set(new, mode="drop"), lanes.answers, so_far)
+        task = jnp.where(ended, lanes.following + jnp.cumsum(ended) - 1, lanes.task)
+        progress = jax.tree.map(partial(_chosen, ended), jax.vmap(begun)(task), moved)
+        return _Lanes(task, progress, lanes.following + jnp.sum(ended), answers)
+
+    shapes = jax.eval_shape(lambda: answer(begun(jnp.asarray(0))))
+    unknown = jax.tree.map(lambda leaf: jnp.zeros((count, *leaf.shape), leaf.dtype), shapes)
+    task = jnp.arange(width)
+    start = _Lanes(task, jax.vmap(begun)(task), jnp.asarray(width), unknown)
+    return jax.lax.while_loop(lambda lanes: jnp.any(lanes.task < count), once, start).answers
+
+
+def _row(tree: PyTree, number: int | Array) -> PyTree:
+    """That row of every array, the last one beyond the end."""
+    return jax.tree.map(lambda leaf: leaf[jnp.minimum(number, len(leaf) - 1)], tree)
+
+
+def _chosen(which: Array, one: Array, other: Array) -> Array:
+    """Rows of `one` where `which`, else of `other`."""
+    return jnp.where(which.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+
+
+def _nothing_held(inference: Inference, work: _Work) -> tuple[State, Array]:
+    """Zeros in place of the states and statistics [24, ...] of the last sweeps of a task."""
+
+    def swept() -> tuple[State, Array | None]:
+        first = inference.init(work.start, work.prior, work.y, work.mask)
+        _, (state, _, trace) = _sweep(inference, work.prior, work.y, work.mask)(first, work.keys[0, 0])
+        return state, trace
+
+    return jax.tree.map(lambda leaf: jnp.zeros((HALVES[-1], *leaf.shape), leaf.dtype), jax.eval_shape(swept))
+
+
+def _advanced(inference: Inference, kept: int, work: _Work, progress: _Progress) -> _Progress:
+    """A block of sweeps later, judged where it ends two halves."""
+    sweep = _sweep(inference, work.prior, work.y, work.mask)
+    state, (states, infos, traces) = jax.lax.scan(sweep, progress.state, work.keys[progress.blocks])
+    blocks, held = progress.blocks + 1, jax.tree.map(_last, (progress.states, progress.traces), (states, traces))
+    verdicts = [(blocks * SWEEPS_A_BLOCK == 2 * half) & _enough(held[1][-half:]) for half in HALVES if half >= kept]
+    code = jnp.maximum(progress.code, jnp.max(infos.code))
+    return _Progress(blocks, state, held[0], held[1], code, jnp.any(jnp.stack(verdicts)))
+
+
+def _enough(traces: Array) -> Array:
+    return mixed(traces) if len(traces) == HALVES[-1] else mixed(traces, EARLY_R_HAT, SAMPLER_DRAWS)
 
 
 def fit_pooled(
