@@ -52,13 +52,14 @@ def settle(
 
 
 class _Work(NamedTuple):
-    """Tasks, with the keys of where their chains start and of all sweeps."""
+    """Tasks, with the keys of where their chains start and of all sweeps, and what the functions of `_opened` hid."""
 
     prior: GaussianPrior
     y: Labels
     mask: Mask | None
     start: Key[Array, " T"]
     keys: Key[Array, "T 8 6"]
+    hidden: PyTree
 
 
 class _Progress(NamedTuple):
@@ -104,13 +105,37 @@ def fit_until_mixed(
     prior = prepared(inference, prior)
     start, loop = jax.random.split(key)
     keys = jax.random.split(loop, SAMPLER_STEPS).reshape(-1, SWEEPS_A_BLOCK)
-    alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], _Work(prior, y, mask, start, keys))
-    return jax.tree.map(lambda leaf: leaf[0], _all_until_mixed(inference)(alone))
+    opened, hidden = _opened(inference, start, prior, y, mask)
+    alone = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], _Work(prior, y, mask, start, keys, hidden))
+    return jax.tree.map(lambda leaf: leaf[0], _all_until_mixed(opened)(alone))
 
 
-def _all_until_mixed(inference: Inference) -> Callable[[_Work], Answers]:
+def _opened(
+    inference: Inference, key: Key[Array, ""], prior: GaussianPrior, y: Labels, mask: Mask | None
+) -> tuple[Callable[[PyTree], Inference], PyTree]:
+    """The inference as a function of the numbers in it, and these: they may differ between the tasks of a vmap.
+
+    The likelihood has them, which its functions hide.
+    """
+    assert inference.statistics is not None
+    init, of_init = jax.closure_convert(inference.init, key, prior, y, mask)
+    first = jax.eval_shape(init, key, prior, y, mask, *of_init)
+    step, of_step = jax.closure_convert(inference.step, key, first, prior, y, mask)
+    statistics, of_statistics = jax.closure_convert(inference.statistics, first, y, mask)
+
+    def at(hidden: PyTree) -> Inference:
+        return inference._replace(
+            init=lambda *given: init(*given, *hidden[0]),
+            step=lambda *given: step(*given, *hidden[1]),
+            statistics=lambda *given: statistics(*given, *hidden[2]),
+        )
+
+    return at, (of_init, of_step, of_statistics)
+
+
+def _all_until_mixed(opened: Callable[[PyTree], Inference]) -> Callable[[_Work], Answers]:
     """The answers of tasks; a vmap of it is a call of more tasks."""
-    several = custom_vmap(partial(_in_lanes, inference))
+    several = custom_vmap(partial(_in_lanes, opened))
 
     @several.def_vmap
     def _(size: int, batched: Any, work: _Work) -> tuple[Any, Any]:
@@ -124,15 +149,16 @@ def _all_until_mixed(inference: Inference) -> Callable[[_Work], Answers]:
     return several
 
 
-def _in_lanes(inference: Inference, work: _Work) -> Answers:
+def _in_lanes(opened: Callable[[PyTree], Inference], work: _Work) -> Answers:
     """The answers of T tasks, a fixed number of which is worked on at a time."""
     count = len(work.keys)
     width = min(LANES, count) if jax.default_backend() == "cpu" else count
-    held = _nothing_held(inference, _row(work, 0))
+    held = _nothing_held(opened, _row(work, 0))
+    inference = opened(_row(work.hidden, 0))  # for the shapes of states alone
 
     def chains(task: Array) -> State:
         one = _row(work, task)
-        return inference.init(one.start, one.prior, one.y, one.mask)
+        return opened(one.hidden).init(one.start, one.prior, one.y, one.mask)
 
     # As many at a time as are worked on: the compiler finds draws of that shape compiled.
     in_turn = jnp.arange(-(-count // width) * width).reshape(-1, width)
@@ -149,7 +175,7 @@ def _in_lanes(inference: Inference, work: _Work) -> Answers:
 
     def once(lanes: _Lanes) -> _Lanes:
         own = jax.vmap(lambda task: _row(work, task))(lanes.task)
-        moved = jax.vmap(partial(_advanced, inference, kept))(own, lanes.progress)
+        moved = jax.vmap(partial(_advanced, opened, kept))(own, lanes.progress)
         ended = moved.mixed | (moved.blocks >= SAMPLER_STEPS // SWEEPS_A_BLOCK)
         so_far = jax.vmap(answer)(moved)
         answers = jax.tree.map(lambda old, new: old.at[lanes.task].set(new, mode="drop"), lanes.answers, so_far)
@@ -174,10 +200,11 @@ def _chosen(which: Array, one: Array, other: Array) -> Array:
     return jnp.where(which.reshape(-1, *[1] * (one.ndim - 1)), one, other)
 
 
-def _nothing_held(inference: Inference, work: _Work) -> tuple[State, Array]:
+def _nothing_held(opened: Callable[[PyTree], Inference], work: _Work) -> tuple[State, Array]:
     """Zeros in place of the states and statistics [24, ...] of the last sweeps of a task."""
 
     def swept() -> tuple[State, Array | None]:
+        inference = opened(work.hidden)
         first = inference.init(work.start, work.prior, work.y, work.mask)
         _, (state, _, trace) = _sweep(inference, work.prior, work.y, work.mask)(first, work.keys[0, 0])
         return state, trace
@@ -185,9 +212,9 @@ def _nothing_held(inference: Inference, work: _Work) -> tuple[State, Array]:
     return jax.tree.map(lambda leaf: jnp.zeros((HALVES[-1], *leaf.shape), leaf.dtype), jax.eval_shape(swept))
 
 
-def _advanced(inference: Inference, kept: int, work: _Work, progress: _Progress) -> _Progress:
+def _advanced(opened: Callable[[PyTree], Inference], kept: int, work: _Work, progress: _Progress) -> _Progress:
     """A block of sweeps later, judged where it ends two halves."""
-    sweep = _sweep(inference, work.prior, work.y, work.mask)
+    sweep = _sweep(opened(work.hidden), work.prior, work.y, work.mask)
     state, (states, infos, traces) = jax.lax.scan(sweep, progress.state, work.keys[progress.blocks])
     blocks, held = progress.blocks + 1, jax.tree.map(_last, (progress.states, progress.traces), (states, traces))
     verdicts = [(blocks * SWEEPS_A_BLOCK == 2 * half) & _enough(held[1][-half:]) for half in HALVES if half >= kept]
