@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     page += f"\n{LEGEND}"
     print(page)
     if given.out:
+        Path(given.out).mkdir(parents=True, exist_ok=True)
         (Path(given.out) / "overview.md").write_text(page)
         save(figure(found, printed), Path(given.out) / "overview.png")
 

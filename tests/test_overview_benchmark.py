@@ -49,9 +49,9 @@ def test_the_kept_page_is_what_its_command_writes(overview, tmp_path, monkeypatc
     page = (KEPT / "overview.md").read_text()
     command = page.split("`")[1].split()
     assert command[:2] == ["python", "benchmarks/overview.py"]
-    overview.main([*command[2:], "--out", str(tmp_path)])
-    assert (tmp_path / "overview.md").read_text() == page
-    assert (tmp_path / "overview.png").read_bytes()[:4] == b"\x89PNG"
+    overview.main([*command[2:], "--out", str(tmp_path / "new" / "folder")])
+    assert (tmp_path / "new" / "folder" / "overview.md").read_text() == page
+    assert (tmp_path / "new" / "folder" / "overview.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
