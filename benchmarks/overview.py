@@ -110,8 +110,9 @@ def overview(rows: Sequence[comparison_table.Row], shot: int) -> Overview:
 
 
 def _mean(rows: Sequence[comparison_table.Row]) -> Cell:
-    accuracy, nll = (statistics.mean(row[name] for row in rows) for name in ("accuracy", "nll"))
-    return Cell(100 * accuracy, nll, len(rows))
+    accuracy = statistics.mean(100 * row["accuracy"] for row in rows)  # rounded as comparison_table rounds it
+    nll = statistics.mean(row["nll"] for row in rows)
+    return Cell(accuracy, nll, len(rows))
 
 
 def _longest_as_they_are(cells: Mapping[Condition, Cell]) -> tuple[int, float]:

@@ -14,7 +14,7 @@ from PIL import Image
 
 import fewshot
 from fewshot import tasks
-from fewshot.runners import predict
+from fewshot.runners import predict, reproduce
 from fewshot.runners.cli.flags import parse
 from fewshot.training.configuration import REGISTRIES, resolve
 
@@ -35,6 +35,14 @@ def commands():
 
 MAKE_TARGETS = sorted({words[1] for words in commands() if words[0] == "make"})
 RUNNERS = sorted({" ".join(words[1:]) for words in commands() if len(words) > 1 and words[1].startswith("runners/")})
+
+
+def inline_commands(folder):
+    """Scripts of a folder with their arguments, of the code spans of every page and kept result."""
+    for path in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]:
+        text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+        for span in re.findall(rf"`([^`]*\bpython {folder}/\w+\.py[^`]*)`", text):  # which may go on in the next line
+            yield path, shlex.split(span.split("python ", 1)[1])
 
 
 def test_the_readme_is_short_and_has_the_two_set_up_commands():
@@ -82,13 +90,34 @@ def test_make_targets_exist(target):
 @pytest.mark.long
 def test_runners_know_their_flags():
     known = {}
-    for command in RUNNERS:
-        script, *arguments = shlex.split(command)
+    fenced = [(REPOSITORY / "README.md", shlex.split(command)) for command in RUNNERS]
+    for page, (script, *arguments) in [*fenced, *inline_commands("runners")]:
         if script not in known:
             done = subprocess.run([sys.executable, script, "--help"], cwd=REPOSITORY, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
-            known[script] = set(re.findall(r"--[a-z][a-z-]*", done.stdout))
-        assert {word.split("=")[0] for word in arguments if word.startswith("--")} <= known[script], command
+            known[script] = set(re.findall(FLAG, done.stdout))
+        assert flags(arguments) <= known[script], (page, script, arguments)
+
+
+def test_benchmarks_know_their_flags():
+    named = list(inline_commands("benchmarks"))
+    assert len(named) > 100  # the pattern finds them
+    for page, (script, *arguments) in named:
+        known = set(re.findall(f'"({FLAG})"', (REPOSITORY / script).read_text()))  # starting each takes minutes
+        assert flags(arguments) <= known, (page, script, arguments)
+
+
+def test_comparisons_and_methods_of_every_page_exist():
+    for page, (script, *arguments) in inline_commands("runners"):
+        if script == "runners/reproduce.py" and "..." not in arguments:
+            assert reproduce.parse(arguments), page
+
+
+FLAG = r"--[a-z][a-z0-9-]*"
+
+
+def flags(arguments):
+    return {word.split("=")[0] for word in arguments if word.startswith("--")}
 
 
 @pytest.mark.long
