@@ -67,6 +67,7 @@ class Assessment(NamedTuple):
     severities: dict[int, Metrics]
     out_of_episode: OutOfEpisode | None
     same_features: Mapping[str, Metrics] = MappingProxyType({})
+    batch_norm: str = ""
 
     @property
     def heading(self) -> str:
@@ -132,6 +133,7 @@ def _scores(found: Assessment) -> Section:
         found.temperature_note,
         *([found.classes_note] if found.classes_note else []),
         *([found.features_note] if found.features_note else []),
+        *([tables.batch_norm_note(found.batch_norm)] if found.batch_norm else []),
         *(
             tables.calibration_note(name, row.temperatures, found.trained_on)
             for name, row in found.rows.items()

@@ -13,6 +13,11 @@ LEGEND = (
     "ECE debiased: root mean square of the gaps, without what chance adds. By chance: the mean ECE of a perfectly\n"
     "calibrated model on as many episodes, and its 95% quantile; up to that, chance explains the ECE."
 )
+BATCH_NORM = {
+    "inductive": "the running statistics of training, so no answer depends on the other queries (inductive)",
+    "transductive": "the statistics of the images predicted together, so answers depend on the other queries "
+    "(transductive)",
+}
 NOT_MIXED = "Episodes whose chains had not mixed well (longer ones would be surer)"
 
 
@@ -40,6 +45,11 @@ def temperature_note(temperature: float, shape: Shape, *, held_out: bool) -> str
         f"training classes{' that no step was taken on' if held_out else ', raised for new ones'}; "
         "the rows marked raw do without."
     )
+
+
+def batch_norm_note(rule: str) -> str:
+    """What batch norms use at test; empty where there are none."""
+    return f"Batch norms use {BATCH_NORM[rule]}." if rule else ""
 
 
 def calibration_note(name: str, temperatures: Mapping[str, float], dataset: str) -> str:

@@ -14,7 +14,7 @@ from fewshot.learners.network import LabelledTasks, scaled
 from fewshot.models.backbones import Backbone
 
 # The images of a call, labelled or predicted, are normalised together.
-ADAPTED = Traits(transductive=True, batch_statistics="those of the images predicted together (transductive)")
+ADAPTED = Traits(transductive=True)
 
 
 class LinearHead(nnx.Module):

@@ -43,8 +43,7 @@ class Traits(NamedTuple):
 
     traceable: JAX can compile it; otherwise the host loops over the tasks. transductive: a prediction depends on the
     other queries, so these are never divided or padded. trains_on: see `TrainsOn`. class_labels, real_labels: it can be
-    fitted to labels that are classes, that are real numbers. batch_statistics: what batch norms use at test, as tables
-    say it.
+    fitted to labels that are classes, that are real numbers.
     """
 
     traceable: bool = True
@@ -52,7 +51,6 @@ class Traits(NamedTuple):
     trains_on: TrainsOn = TrainsOn.EPISODES
     class_labels: bool = True
     real_labels: bool = False
-    batch_statistics: str = "running statistics of training (inductive)"
 
 
 class Prediction(NamedTuple):
@@ -98,6 +96,16 @@ class Learner(nnx.Module):
     def ways(self) -> int | None:
         """The one number of classes that it can tell apart, None for any."""
         return None
+
+    @property
+    def batch_norm(self) -> str:
+        """What its batch norms use at test, "" where it has none.
+
+        "inductive": the running statistics of training; "transductive": those of the images predicted together.
+        """
+        if not jax.tree.leaves(nnx.state(self, nnx.BatchStat)):
+            return ""
+        return "transductive" if self.traits.transductive else "inductive"
 
     def embed(self, images: Images) -> Inputs:
         """Inputs [N, ...] of images [N, H, W, Ch], each a function of its own image; the images where it adapts."""

@@ -38,6 +38,7 @@ class Evaluation(TypedDict, total=False):
     seconds: float
     failures: dict[str, int]
     temperature: float
+    batch_norm: str
     intervals_over_classes: dict[str, list[float] | None]
     same_features: dict[str, Metrics]
     raw: dict[str, Json]
@@ -84,6 +85,8 @@ def _print(found: Assessment) -> None:
         print(found.classes_note)
     if found.features_note:
         print(found.features_note)
+    if found.batch_norm:
+        print(tables.batch_norm_note(found.batch_norm))
     for name in (ADAPTED, CALIBRATED, PAPERS):
         if name in found.rows:
             print(tables.calibration_note(name, found.rows[name].temperatures, found.trained_on))
@@ -103,6 +106,7 @@ def _metrics(config: EvaluationConfig, run: Run, found: Assessment) -> Evaluatio
         "seconds": raw.scores.seconds,
         "failures": raw.scores.failures(),
         "temperature": found.temperature,
+        "batch_norm": found.batch_norm,
         "intervals_over_classes": {name: plain_interval(one) for name, one in found.over_classes.items()},
         "same_features": {name: dict(row) for name, row in found.same_features.items()},
         "raw": raw.summary.to_json(),

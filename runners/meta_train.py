@@ -12,6 +12,7 @@ from typing import Required
 
 import jax
 
+from fewshot.evaluation import tables
 from fewshot.learners import TrainsOn
 from fewshot.runners.cli import compilation_cache, processor
 from fewshot.runners.cli.console import one_line_errors, silent_where_asked
@@ -64,6 +65,8 @@ def _train(config: RunConfig, problem: Problem, directory: RunDirectory) -> Trai
     path = directory.path
     print(f"{path}: {describe(config)}", flush=True)
     run = build_run(config, problem.image_shape, problem.training_classes(config))
+    if run.learner.batch_norm:
+        print(tables.batch_norm_note(run.learner.batch_norm), flush=True)
     failures = 0
     if run.learner.traits.trains_on is TrainsOn.NOTHING:
         _export_untrained(run, problem, directory)

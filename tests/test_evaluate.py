@@ -131,6 +131,13 @@ def test_raw_and_calibrated_are_always_together(everything):
     assert metrics["calibrated"]["accuracy"] == metrics["raw"]["accuracy"]
 
 
+def test_the_rule_of_batch_norms_is_said_everywhere(everything):
+    said = "Batch norms use the running statistics of training, so no answer depends on the other queries (inductive)."
+    assert f"\n{said}\n" in everything.printed
+    assert said in (everything.folder / "report.html").read_text()
+    assert everything.metrics["batch_norm"] == "inductive"
+
+
 def test_rules_that_learn_nothing_are_scored_on_the_same_features(everything):
     """By hand: the nearest direction of a class mean of directions, and the nearest labelled image."""
     rng = np.random.default_rng(0)

@@ -230,3 +230,13 @@ def test_a_process_has_the_prior_of_as_many_labelled_examples_as_its_task_has():
         (learner.query(task.x_support, task.x_query, WAY), fixed.query(task.x_support, task.x_query, WAY)),
     ):
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6), got, expected)
+
+
+@pytest.mark.parametrize("name", OF_CLASSES)
+def test_a_learner_says_what_its_batch_norms_use(name):
+    settings = {"backbone.width": 2, **SMALL.get(name, {})}
+    config = resolve(RunConfig(learner=name, backbone="conv4", way=WAY, query=QUERIES, settings=settings))
+    learner = build_run(config, (28, 28, 1), TRAINING_CLASSES).learner
+    assert learner.batch_norm == ("transductive" if name in TRANSDUCTIVE else "inductive")
+    # An mlp has none; the relation module has its own.
+    assert make(name).batch_norm == ("inductive" if name == "relation" else "")

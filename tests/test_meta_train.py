@@ -54,12 +54,13 @@ def test_a_run_ends_with_a_table_of_all_models(tiny_run):
 
 
 def test_choices_and_costs_are_printed_first(tiny_run):
-    choices, settings, costs, progress = tiny_run.printed.splitlines()[:4]
+    choices, settings, normalised, costs, progress = tiny_run.printed.splitlines()[:5]
     assert choices.startswith(
         f"{tiny_run.path}: dataset omniglot, learner gaussian-process, likelihood softmax, inference cvi*, "
     )
     assert "way 3, shot 1, query 3, episodes 20," in choices and choices.endswith("(* chosen automatically)")
     assert "trainer.test_episodes=12" in settings
+    assert normalised.startswith("Batch norms use the running statistics of training")
     assert costs.startswith("a step takes ") and "of memory: about" in costs
     assert progress.startswith("0/20 episodes") and "validation" in progress
 

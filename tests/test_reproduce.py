@@ -239,13 +239,16 @@ def _folders(config):
     return ["--out", config.out, "--data-root", config.data_root]
 
 
+ALONE = (("budget", 200), ("augment", "handwriting"), ("episodes", 400))  # each without another row like it
+
+
 def test_only_rows_of_equal_conditions_are_ranked():
-    row = {"shot": 1, "seed": 0, "augment": "none", "budget": 100}
+    row = {"shot": 1, "seed": 0, "augment": "none", "budget": 100, "episodes": 100}
     rows = [row | {"accuracy": accuracy} for accuracy in (0.6, 0.8, 0.7)]
-    alone = [row | {"accuracy": 0.9, name: value} for name, value in (("budget", 200), ("augment", "handwriting"))]
+    alone = [row | {"accuracy": 0.9, name: value} for name, value in ALONE]
     nothing_learned = [row | {"accuracy": accuracy, "budget": 0} for accuracy in (0.95, 0.96)]
     ranked = comparison_table.ranks([*rows, *alone, *nothing_learned])
-    assert ranked == [3, 1, 2, None, None, None, None]
+    assert ranked == [3, 1, 2, None, None, None, None, None]
 
 
 @pytest.mark.long

@@ -131,6 +131,7 @@ def assess(config: EvaluationConfig) -> tuple[Run, Assessment]:
         over_classes=dict(intervals_over_classes(tempered.probabilities, tempered.labels, shown)),
         severities=severities,
         out_of_episode=others,
+        batch_norm=run.learner.batch_norm,
         same_features=_same_features(features, episodes),
     )
     return run, found

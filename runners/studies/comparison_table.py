@@ -2,19 +2,21 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, Required, TypedDict
+from typing import NamedTuple, Required, TypedDict
 
 from fewshot.evaluation.text import format_markdown, format_percent, format_seconds
 from fewshot.runners.studies.published import Published
 
-HEADER = ["method", "shot", "seed", "training images", "steps", "best at", "training episodes", "rank", "accuracy"]
-HEADER += ["over classes", "sd of batches", "class means", "nearest neighbour", "NLL", "Brier", "ECE", "debiased ECE"]
-HEADER += ["ECE by chance", "raw NLL", "raw ECE", "adapted ECE", "calibrated ECE", "debiased calibrated"]
+HEADER = ["method", "shot", "seed", "training images", "steps", "best at", "training episodes", "batch norm", "rank"]
+HEADER += ["accuracy", "over classes", "sd of batches", "class means", "nearest neighbour", "NLL", "Brier", "ECE"]
+HEADER += ["debiased ECE", "ECE by chance", "raw NLL", "raw ECE", "adapted ECE", "calibrated NLL", "calibrated ECE"]
+HEADER += ["debiased calibrated"]
 HEADER += ["training time", "failures"]
 LEGEND = {
     "steps": "of the optimiser; fewer than planned where validation had not improved for a third of the run",
     "best at": "the step of the weights that validation chose",
-    "rank": "by accuracy, among rows of the same shot, seed, training images and planned steps",
+    "batch norm": "at test with the statistics of training (inductive) or of the images of a call (transductive)",
+    "rank": "by accuracy, among rows of the same shot, seed, training images, planned steps and episodes",
     "over classes": "95% interval over test classes, % (accuracy: over test episodes)",
     "sd of batches": "what papers print after +-, in %",
     "class means": "accuracy of that rule on the same features, as of the nearest neighbour",
@@ -22,8 +24,7 @@ LEGEND = {
     "training time": "with validation, on a machine that others used too",
     "failures": "episodes of training + test whose inference failed",
 }
-MEANS: Mapping[str, Literal["nll", "brier", "ece"]] = {"NLL": "nll", "Brier": "brier", "ECE": "ece"}  # over seeds
-EQUAL = ("shot", "seed", "augment", "budget")  # of all rows that are ranked among each other
+EQUAL = ("shot", "seed", "augment", "budget", "episodes")  # of all rows that are ranked among each other
 
 
 class Measured(TypedDict, total=False):
@@ -44,7 +45,7 @@ class Measured(TypedDict, total=False):
 
 
 class Row(Measured, total=False):
-    """A line of results.json. budget: planned steps of the optimiser; augment: how training images were changed."""
+    """A line of results.json. budget: planned steps; augment: how training images were changed; batch_norm: a rule."""
 
     method: Required[str]
     shot: Required[int]
@@ -52,6 +53,7 @@ class Row(Measured, total=False):
     seed: int
     budget: int
     augment: str
+    batch_norm: str
     steps: int
     best_step: int
     over_classes: Sequence[float] | None
@@ -128,6 +130,7 @@ def _cells(row: Row, place: int | None) -> list[str]:
         "steps": f"{row['steps']:,}" if "steps" in row else "",
         "best at": f"{row['best_step']:,}" if "best_step" in row else "",
         "training episodes": f"{row['episodes']:,}",
+        "batch norm": row.get("batch_norm", ""),
         "rank": "" if place is None else str(place),
         "accuracy": format_percent(row["accuracy"], row["accuracy_ci95"]),
         "over classes": f"{100 * within[0]:.1f} to {100 * within[1]:.1f}" if within else "",
@@ -137,20 +140,22 @@ def _cells(row: Row, place: int | None) -> list[str]:
     }
     same = {name: f"{100 * (one['accuracy'] or 0):.1f}" for name, one in row.get("same_features", {}).items()}
     adapted = row.get("adapted")
-    numbers = {
-        "NLL": row["nll"],
-        "Brier": row["brier"],
-        "ECE": row["ece"],
-        "debiased ECE": row.get("ece_debiased"),  # rows of earlier versions lack it
+    sometimes = {  # rows of earlier versions lack the debiased ones
+        "debiased ECE": row.get("ece_debiased"),
         "ECE by chance": row.get("ece_floor_q95"),
-        "raw NLL": row["raw"]["nll"],
-        "raw ECE": row["raw"]["ece"],
         "adapted ECE": adapted["ece"] if adapted else None,
-        "calibrated ECE": row["calibrated"]["ece"],
         "debiased calibrated": row["calibrated"].get("ece_debiased"),
     }
-    printed = {name: f"{number:.3f}" for name, number in numbers.items() if number is not None}
+    printed = {name: f"{number:.3f}" for name, number in (_scores(row) | sometimes).items() if number is not None}
     return _under_header(texts | same | printed)
+
+
+def _scores(row: Row) -> dict[str, float]:
+    """Those that every row has: at the temperature of its run, at 1, and at one of validation classes."""
+    raw, calibrated = row["raw"], row["calibrated"]
+    own = {"NLL": row["nll"], "Brier": row["brier"], "ECE": row["ece"]}
+    others = {"raw NLL": raw["nll"], "raw ECE": raw["ece"]}
+    return {**own, **others, "calibrated NLL": calibrated["nll"], "calibrated ECE": calibrated["ece"]}
 
 
 def _mean_cells(group: Sequence[Row]) -> list[str]:
@@ -158,8 +163,8 @@ def _mean_cells(group: Sequence[Row]) -> list[str]:
     accuracy = [100 * row["accuracy"] for row in group]
     spread = f"{statistics.mean(accuracy):.1f}, sd {statistics.stdev(accuracy):.1f}"
     cells = {"method": group[0]["method"], "shot": str(group[0]["shot"]), "seed": f"mean of {len(group)}"}
-    scores = {name: [row[key] for row in group] for name, key in MEANS.items()}
-    means = {name: f"{statistics.mean(values):.3f}" for name, values in scores.items()}
+    scores = [_scores(row) for row in group]
+    means = {name: f"{statistics.mean(one[name] for one in scores):.3f}" for name in scores[0]}
     return _under_header({**cells, "accuracy": spread, **means})
 
 

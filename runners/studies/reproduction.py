@@ -223,6 +223,7 @@ def _row(comparison: Comparison, method: Method, run: RunConfig, config: Reprodu
         "temperature": tested["temperature"],
         "failures": number_failed(tested["failures"]),
         "training_failures": trained["training_failures"],
+        "batch_norm": tested["batch_norm"],
         "test_seconds": time.perf_counter() - start,
     }
     return cast(Row, row)
