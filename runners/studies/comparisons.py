@@ -118,7 +118,7 @@ def _characters() -> tuple[Method, ...]:
 
 
 def _photographs() -> tuple[Method, ...]:
-    """One method of every likelihood, the first with changed training images too, and the other learners."""
+    """One method of every likelihood, the first with changed training images too, and every other learner."""
     return (
         *learned_each_way("softmax-cvi", "softmax", "cvi"),
         *learned_each_way("one-vs-each-cvi", "one-vs-each", "cvi"),
@@ -128,6 +128,7 @@ def _photographs() -> tuple[Method, ...]:
         _DKT,
         *learned_each_way("softmax-cvi-augmented", "softmax", "cvi", **{"trainer.augment": "photographs"}),
         *_learners({}),
+        *_ON_FIXED_FEATURES,
     )
 
 
@@ -182,7 +183,7 @@ COMPARISONS: dict[str, Comparison] = {
             *_ON_FIXED_FEATURES,
         ),
         episodes={1: 1000, 5: 1000},
-        settings=_PLAIN,
+        settings=_PLAIN | _EARLY,
     ),
     **{
         name: Comparison(
@@ -191,7 +192,7 @@ COMPARISONS: dict[str, Comparison] = {
             episodes=_PAPERS_EPISODES,
             quick_methods=_MAIN,
             test_episodes=3000,
-            settings=_PLAIN,
+            settings=_PLAIN | _EARLY,
             published=published.of(name) if name in published.DATASETS else (),
         )
         for name in ("flowers102", "tinyimagenet", "tinyimagenet-84", "cub", "mini-imagenet", "mini-imagenet-cub")
