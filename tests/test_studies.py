@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import expit, softmax
 from scipy.stats import norm
 
 from fewshot.runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop, questions, reporting
@@ -20,9 +21,8 @@ def test_confidence_before_any_data():
     f = jax.random.split(jax.random.key(0))[0]
     found = likelihoods.confidence(jax.random.key(0), 0.0, 200)
     logits = np.asarray(jax.random.normal(f, (likelihoods.CLASSES, 200)), float)
-    softmax = np.exp(logits) / np.exp(logits).sum(0)
-    np.testing.assert_allclose(found["softmax"], softmax.max(0), rtol=1e-5)
-    np.testing.assert_allclose(found["label regression"], (softmax**2 / (softmax**2).sum(0)).max(0), rtol=1e-4)
+    np.testing.assert_allclose(found["softmax"], softmax(logits, axis=0).max(0), rtol=1e-5)
+    np.testing.assert_allclose(found["label regression"], softmax(2 * logits, axis=0).max(0), rtol=1e-4)
 
 
 def test_the_posterior_of_a_gaussian_likelihood_is_known():
@@ -71,6 +71,58 @@ def test_padding_of_iris_changes_nothing():
     long = iris.solve("label regression", keys, x, y, np.array([[0, 4, 8, 0, 4]]), np.arange(5) < 3)
     for one, other in zip(short, long, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
+def of_iris(name):
+    """Made-up points of Iris' shape, a split with two examples a class, axes of 5 and the map of a method."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 2)).astype(np.float32), np.repeat(np.arange(3), 30).astype(np.int32)
+    drawn, axes = iris.split(0, y, 2, 1), iris.map_axes(x, 5)
+    return x, y, drawn, axes, iris.map_of(name, x, y, drawn, axes, 0)
+
+
+def test_maps_of_label_regression_are_the_formulas_of_regression():
+    x, y, drawn, axes, found = of_iris("label regression")
+    train = drawn.train[0][drawn.real]
+    point = np.array([axes[0, 1], axes[1, 3]])
+
+    def kernel(one, other):
+        return np.exp(-0.5 * ((one[:, None] - other) ** 2).sum(-1))
+
+    cross = kernel(point[None], x[train])[0]
+    solved = np.linalg.solve(
+        kernel(x[train], x[train]) + np.eye(6), np.stack([cross, *(2 * np.eye(3)[y[train]].T - 1)]).T
+    )
+    mean, variance = cross @ solved[:, 1:], 1 - cross @ solved[:, 0]
+    np.testing.assert_allclose(found.grid[0, 1, 3], softmax(2 * mean), rtol=1e-4)
+    np.testing.assert_allclose(found.grid[1, 1, 3], softmax(2 * mean / (1 + variance)), rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", iris.MAPPED)
+def test_maps_agree_with_the_learner_and_know_nothing_far_away(name):
+    x, y, drawn, axes, found = of_iris(name)
+    learner, train = iris.learner_of(name).with_draws(20_000), drawn.train[0][drawn.real]
+    state, _ = learner.fit(jax.random.key(0), x[train], y[train], 3)
+    point = jnp.array([[axes[0, 2], axes[1, 1]]])
+    direct = learner.predict(jax.random.key(1), state, point).probabilities[0]
+    np.testing.assert_allclose(found.grid[1, 2, 1], direct, atol=0.02)
+    np.testing.assert_allclose(found.far[0], 1 / 3, atol=1e-5)
+    np.testing.assert_allclose(found.far[1], 1 / 3, atol=0.02)
+
+
+def test_summaries_of_maps_are_means_over_their_places():
+    x, axes = np.array([[0.0, 0.0], [1.0, 1.0]]), np.array([[-1.0, 0.0, 1.0]] * 2)
+    flat, sure = np.full((3, 3, 3), 1 / 3), np.full((3, 3, 3), 1 / 3)
+    sure[1:, 1], sure[0, 0] = [0.0, 0.9, 0.1], [0.8, 0.2, 0.0]
+    far = np.full((2, 3), 1 / 3)
+    maps = {
+        "one-vs-each, cvi": iris.Map(np.stack([sure, sure]), far),
+        "softmax, cvi": iris.Map(np.stack([flat, flat]), far),
+    }
+    row = iris.summaries(x, axes, maps)[0]
+    assert row["in_range"] == pytest.approx((2 * 0.9 + 2 / 3) / 4) and row["around"] == pytest.approx((0.8 + 4 / 3) / 5)
+    assert row["above"] == 0.5 and row["unlike_softmax"] == 0.5 and row["far"] == pytest.approx(1 / 3)
 
 
 def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch, capsys, tmp_path):
@@ -128,9 +180,12 @@ def test_the_likelihood_study(tmp_path):
 @pytest.mark.slow
 def test_the_iris_study(tmp_path):
     rows = iris.main(quick=True, out=str(tmp_path), seed=0)
-    finished(tmp_path, rows, ["iris.png"])
-    assert all(row["failures"] == 0 for row in rows)
-    bounds = {row["method"]: row["elbo"] for row in rows if row["shot"] == 30}
+    finished(tmp_path, rows, ["iris.png", "maps.png"])
+    scored, maps = ([row for row in rows if ("elbo" in row) == wanted] for wanted in (True, False))
+    assert all(row["failures"] == 0 for row in scored)
+    confidence = {row["method"]: row["in_range"] for row in maps if row["prediction"] == "at the mean"}
+    assert min(confidence, key=confidence.get) == "logistic-softmax, cvi"
+    bounds = {row["method"]: row["elbo"] for row in scored if row["shot"] == 30}
     assert bounds["softmax, cvi"] > max(bounds["one-vs-each, cvi"], bounds["label regression"])
     assert bounds["softmax, cvi with block sites"] > max(bounds["softmax, cvi"], bounds["softmax, laplace"])
 

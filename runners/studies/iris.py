@@ -5,10 +5,13 @@ python runners/studies/iris.py [--quick] [--out DIR] [--seed n]      needs sciki
 First two features, three classes, k = exp(-|x - z|^2 / 2), 1 to 30 examples a class, 200 random splits, the other
 points are the test set. Predictions integrate over the posterior. The ELBO treats every likelihood's posterior as an
 approximation of the softmax posterior: E_q[log softmax] - KL(q || p), larger is nearer.
+
+Maps of the largest probability over the two features (OVE figure 7): the first split with 30 examples a class, the
+likelihood at the mean of q, as the paper predicts, and integrated over q.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -21,11 +24,12 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from fewshot.evaluation import metrics
 from fewshot.inference.inner import Code, Inference, Mask, cvi, exact, laplace
+from fewshot.inference.predictive import predict_marginals
 from fewshot.learners import GaussianProcess
 from fewshot.models.backbones import Identity
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.expectations import MonteCarlo
-from fewshot.models.gaussian import BlockSites
+from fewshot.models.gaussian import BlockSites, Marginals
 from fewshot.models.kernels import RBF
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from fewshot.models.likelihoods.base import Likelihood
@@ -42,6 +46,11 @@ METHODS: dict[str, tuple[Likelihood, Callable[..., Inference]]] = {
     "one-vs-each, cvi": (OneVsEach(), cvi),
     "label regression": (LabelRegression(noise=1.0), exact),
 }
+# Of the maps: the likelihoods; how the label is predicted; examples a class; around the data, and away from all of it.
+MAPPED = ("label regression", "logistic-softmax, cvi", "one-vs-each, cvi", "softmax, cvi")
+PREDICTIONS = ("at the mean", "integrated")
+MAP_SHOT, MARGIN, AWAY, SURE = 30, 1.5, 20.0, 0.8
+POINTS = ("white", "tab:red", "black")  # colours of the classes
 # RBF takes features / sqrt(D): with l^2 = 1 / D the exponent is the papers' -|x - z|^2 / 2.
 HYPER = {"log_scale": 0.0, "log_lengthscale": -0.5 * math.log(2)}
 
@@ -67,8 +76,27 @@ class IrisRow(Averages):
     splits: int
 
 
+class MapRow(TypedDict):
+    """A map in numbers: the largest probability within the range of the data, around it and far away, on average."""
+
+    method: str
+    prediction: str
+    in_range: float
+    above: float  # share of the range where it is more than SURE
+    around: float
+    far: float
+    unlike_softmax: float  # share of the range where another class than softmax's has it
+
+
+class Map(NamedTuple):
+    """Probabilities of a likelihood on a grid and far away from it, at the mean of q and integrated over q."""
+
+    grid: Float[np.ndarray, "2 G G C"]
+    far: Float[np.ndarray, "2 C"]
+
+
 def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence[Row]:
-    """One row for each method and number of examples; table.md, results.json and iris.png in the folder."""
+    """Rows by method and number of examples, then of maps; table.md, results.json, iris.png, maps.png in the folder."""
     path = folder(NAME, quick, out)
     x, y = load_iris()
     shots, splits = ((1, 5, 30), 10) if quick else (SHOTS, SPLITS)
@@ -77,9 +105,18 @@ def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence
         for shot in shots
         for name in METHODS
     ]
-    write(path, rows, {f"Iris, {splits} splits": _table(rows)}, quick=quick, seed=seed)
+    first = split(seed, y, MAP_SHOT, splits)
+    axes = map_axes(x, 31 if quick else 121)
+    maps = {name: map_of(name, x, y, first, axes, seed) for name in MAPPED}
+    map_rows = summaries(x, axes, maps)
+    tables = {
+        f"Iris, {splits} splits": _table(rows),
+        f"Largest probability over the two features, one split with {MAP_SHOT} examples a class": _map_table(map_rows),
+    }
+    write(path, [*rows, *map_rows], tables, quick=quick, seed=seed)
     _plot(rows, path / "iris.png")
-    return rows
+    _plot_maps(x, y, first.train[0], axes, maps, path / "maps.png")
+    return [*rows, *map_rows]
 
 
 def load_iris() -> tuple[Float[np.ndarray, "I 2"], Int[np.ndarray, " I"]]:
@@ -166,6 +203,76 @@ def solve(
     return jax.lax.map(lambda pair: one(*pair), (keys, train), batch_size=min(len(keys), BLOCK))
 
 
+def map_axes(x: Float[np.ndarray, "I 2"], side: int) -> Float[np.ndarray, "2 G"]:
+    """Values of both features: the range of the data and MARGIN on either side."""
+    return np.linspace(x.min(0) - MARGIN, x.max(0) + MARGIN, side, axis=1).astype(x.dtype)
+
+
+def map_of(
+    name: str,
+    x: Float[np.ndarray, "I 2"],
+    y: Int[np.ndarray, " I"],
+    drawn: Split,
+    axes: Float[np.ndarray, "2 G"],
+    seed: int,
+) -> Map:
+    """The map of a method, given the training points of the first split."""
+    grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    query = np.concatenate([grid.reshape(-1, 2), x.max(0)[None] + AWAY])
+    chosen = drawn.train[0]
+    found = np.asarray(predict_both_ways(name, jax.random.key(seed), x[chosen], y[chosen], drawn.real, query))
+    return Map(found[:, :-1].reshape(len(PREDICTIONS), *grid.shape[:2], CLASSES), found[:, -1])
+
+
+@partial(jax.jit, static_argnums=0)
+def predict_both_ways(
+    name: str,
+    key: Key[Array, ""],
+    x: Float[Array, "N 2"],
+    y: Int[Array, " N"],
+    real: Bool[Array, " N"],
+    query: Float[Array, "Q 2"],
+) -> Float[Array, "2 Q C"]:
+    """Probabilities of the queries by PREDICTIONS: the likelihood at the mean of q, and its expectation under q."""
+    learner = learner_of(name)
+    fit_key, predict_key = jax.random.split(key)
+    state, _ = learner.fit(fit_key, x, y, CLASSES, Mask(real, jnp.ones(CLASSES, bool)))
+    marginals = state.posterior.predict(learner.latent_query(state, query))
+    at_mean = Marginals(marginals.mean, jnp.zeros_like(marginals.mean))
+    return jnp.stack([predict_marginals(predict_key, METHODS[name][0], each) for each in (at_mean, marginals)])
+
+
+def summaries(x: Float[np.ndarray, "I 2"], axes: Float[np.ndarray, "2 G"], maps: Mapping[str, Map]) -> list[MapRow]:
+    """One row for each likelihood and prediction."""
+    inside = np.logical_and.outer(*((x.min(0)[i] <= axes[i]) & (axes[i] <= x.max(0)[i]) for i in (0, 1)))
+    rows: list[MapRow] = []
+    for i, prediction in enumerate(PREDICTIONS):
+        classes = {name: found.grid[i].argmax(-1) for name, found in maps.items()}
+        for name, found in maps.items():
+            largest = found.grid[i].max(-1)
+            rows.append(
+                {
+                    "method": name,
+                    "prediction": prediction,
+                    "in_range": float(largest[inside].mean()),
+                    "above": float((largest[inside] > SURE).mean()),
+                    "around": float(largest[~inside].mean()),
+                    "far": float(found.far[i].max()),
+                    "unlike_softmax": float((classes[name] != classes["softmax, cvi"])[inside].mean()),
+                }
+            )
+    return rows
+
+
+def _map_table(rows: list[MapRow]) -> list[list[str]]:
+    header = ["method", "prediction", "in the data's range", f"share above {SURE:g}", "around it", "far away"]
+    columns = ("in_range", "above", "around", "far", "unlike_softmax")
+    return [
+        [*header, "other class than softmax"],
+        *([row["method"], row["prediction"], *(f"{row[column]:.3f}" for column in columns)] for row in rows),
+    ]
+
+
 def _table(rows: list[IrisRow]) -> list[list[str]]:
     header = ["method", "examples a class", "accuracy", "Brier", "ECE", "ECE, mean of splits", "ELBO", "failures"]
     return [
@@ -202,6 +309,33 @@ def _plot(rows: list[IrisRow], path: Path) -> None:
             )
         axis.set(xlabel="examples a class", title=label)
     axes[0, 0].legend(fontsize=8)
+    save(figure, path)
+
+
+def _plot_maps(
+    x: Float[np.ndarray, "I 2"],
+    y: Int[np.ndarray, " I"],
+    train: Int[np.ndarray, " N"],
+    axes: Float[np.ndarray, "2 G"],
+    maps: Mapping[str, Map],
+    path: Path,
+) -> None:
+    """A row for each prediction, a column for each likelihood; training points, and lines where the class changes."""
+    figure, panels = new_figure(len(PREDICTIONS), len(maps), (3.0, 2.5), sharex=True, sharey=True)
+    levels = np.linspace(0.3, 1, 15)
+    for i, row in enumerate(panels):
+        row[0].set_ylabel(f"{PREDICTIONS[i]}\nsepal width")
+        for panel, (name, found) in zip(row, maps.items(), strict=True):
+            drawn = panel.contourf(*axes, found.grid[i].max(-1).T, levels=levels, cmap="viridis")
+            for c in range(CLASSES):
+                margin = found.grid[i, :, :, c] - np.delete(found.grid[i], c, axis=-1).max(-1)
+                panel.contour(*axes, margin.T, levels=[0.0], colors="white", linewidths=0.8)
+                of_class = train[y[train] == c]
+                panel.scatter(*x[of_class].T, s=8, color=POINTS[c], edgecolors="black", linewidths=0.4)
+            panel.set_title(name.split(",")[0] if i == 0 else "")
+    for panel in panels[-1]:
+        panel.set_xlabel("sepal length")
+    figure.colorbar(drawn, ax=panels, shrink=0.7, label="largest probability")
     save(figure, path)
 
 
