@@ -35,6 +35,26 @@ def test_the_posterior_of_a_gaussian_likelihood_is_known():
     assert value.max() <= 1
 
 
+def test_a_class_that_is_out_leaves_the_likelihoods_of_two():
+    axis, tau = np.linspace(-3, 3, 13), 0.5
+    found = likelihoods.two_classes(axis, tau)
+    first, second = expit(axis[:, None] / tau), expit(axis / tau)
+    np.testing.assert_allclose(found["softmax"], expit((axis[:, None] - axis) / tau), rtol=1e-5)
+    np.testing.assert_allclose(found["logistic-softmax"], first / (first + second), rtol=1e-5)
+    # CDKT's theorem 3.1: without temperature the larger of two negative logits wins, and positive ones share.
+    cold = likelihoods.two_classes(np.array([-2.0, -1.0, 1.0, 2.0]), 0.02)["logistic-softmax"]
+    np.testing.assert_allclose(cold[[0, 1, 3, 3], [1, 0, 2, 0]], [0, 1, 0.5, 1], atol=1e-6)
+
+
+def test_distances_and_confidence_are_those_of_each_quadrant():
+    axis = np.array([-1.0, 0.0, 1.0])
+    value = np.array([[0.5, 9.0, 9.0], [9.0, 9.0, 9.0], [9.0, 9.0, 0.2]])
+    found = likelihoods.beside_softmax(axis, value, value + np.diag([0.1, 0.0, 0.2]))
+    known = {"mean_distance_below": 0.1, "largest_distance_below": 0.1, "ls_confidence_below": 0.6}
+    known |= {"mean_distance_above": 0.2, "largest_distance_above": 0.2, "ls_confidence_above": 0.6}
+    assert found == pytest.approx(known | {"softmax_confidence": 0.65})
+
+
 def test_first_near_counts_steps_to_stay_near():
     far, near = 1.0, 0.001
     gaps = np.array([[near] * 4, [far, near, near, near], [near, far, near, near], [far] * 4, [far, far, far, np.nan]])
@@ -172,7 +192,7 @@ def finished(path, rows, figures):
 @pytest.mark.slow
 def test_the_likelihood_study(tmp_path):
     rows = likelihoods.main(quick=True, out=str(tmp_path), seed=0)
-    finished(tmp_path, rows, ["confidence.png", "surfaces.png"])
+    finished(tmp_path, rows, ["confidence.png", "surfaces.png", "temperatures.png"])
     again = likelihoods.main(quick=True, out=str(tmp_path), seed=0)
     assert rows == again
 

@@ -1,9 +1,10 @@
-"""Likelihood study: confidence before any data, and the surfaces of likelihood and posterior (OVE F, CDKT figure 1).
+"""Likelihood study: confidence before any data, surfaces of likelihood and posterior (OVE F, CDKT figures 1 and 2).
 
 python runners/studies/likelihoods.py [--quick] [--out DIR] [--seed n]
 
 1. Logits f_c ~ N(mean, 1) of C = 5 classes, means 0 and -5: histogram of the largest probability.
 2. C = 3, one example of the first class, f_1 and f_2 ~ N(0, 1), f_3 = 0: p(y = 1 | f), and p(f | y = 1) on a grid.
+3. f_3 = -100, so that two classes are left: p(y = 1 | f) of softmax and logistic-softmax at CDKT's temperatures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from jaxtyping import Array, Float
 from fewshot.models.gaussian import Marginals
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 from fewshot.models.likelihoods.base import ClassLikelihood
+from fewshot.runners.studies.hyperparameters import TEMPERATURES
 from fewshot.runners.studies.reporting import Row, folder, new_figure, run_as_script, save, write
 
 NAME = "likelihoods"
@@ -29,10 +31,11 @@ LIKELIHOODS: dict[str, ClassLikelihood] = {
     "one-vs-each": OneVsEach(prediction_draws=2),
 }
 CLASSES, MEANS, REACH = 5, (0.0, -5.0), 3.0
+LOW, ZOOM = -100.0, 1.0  # f_3 of part 3, and the reach of its enlarged panels
 
 
 def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence[Row]:
-    """Rows of both parts, with table.md, results.json, confidence.png and surfaces.png in the folder."""
+    """Rows of the parts, with table.md, results.json and confidence, surfaces and temperatures.png in the folder."""
     path = folder(NAME, quick, out)
     draws, side = (2_000, 41) if quick else (50_000, 161)
     confidences = {mean: confidence(jax.random.key(seed), mean, draws) for mean in MEANS}
@@ -46,6 +49,11 @@ def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence
         {"part": "posterior", "likelihood": name, **moments(axis, posterior)}
         for name, (axis, _, posterior) in surfaces.items()
     ]
+    axis = np.linspace(-REACH, REACH, side)
+    temperature_rows: list[dict[str, str | float]] = [
+        {"part": "temperature", "temperature": tau, **beside_softmax(axis, *two_classes(axis, tau).values())}
+        for tau in TEMPERATURES
+    ]
     tables = {
         f"Largest probability of {CLASSES} classes with logits f ~ N(mean, 1)": _table(
             prior_rows, ["likelihood", "prior_mean", "mean", "median", "above_0.9"]
@@ -53,11 +61,15 @@ def main(quick: bool = False, out: str | None = None, seed: int = 0) -> Sequence
         "Posterior of (f_1, f_2) given one example of class 1, f_3 = 0": _table(
             surface_rows, ["likelihood", "mode_1", "mode_2", "mean_1", "mean_2", "sd_1", "sd_2", "correlation"]
         ),
+        f"Logistic-softmax (ls) beside softmax with f_3 = {LOW:g}, where f_1 and f_2 are both below or both above 0": (
+            _table(temperature_rows, list(temperature_rows[0])[1:])
+        ),
     }
-    rows = prior_rows + surface_rows
+    rows = prior_rows + surface_rows + temperature_rows
     write(path, rows, tables, quick=quick, seed=seed, draws=draws)
     _plot_confidence(confidences, path)
     _plot_surfaces(surfaces, path)
+    _plot_temperatures(side, path)
     return rows
 
 
@@ -85,11 +97,43 @@ def surface(
 ) -> tuple[np.ndarray, Float[np.ndarray, "G G"], Float[np.ndarray, "G G"]]:
     """Axis [G], p(y = 1 | f) and the density p(f | y = 1) at (f_1, f_2) [G, G], f_3 = 0."""
     axis = np.linspace(-REACH, REACH, side)
-    first, second = np.meshgrid(axis, axis, indexing="ij")
-    f = jnp.asarray(np.stack([first, second, np.zeros_like(first)]).reshape(3, -1), jnp.float32)
-    value = np.exp(np.asarray(likelihood.log_prob(jnp.zeros(side**2, jnp.int32), f), float)).reshape(side, side)
-    weight = value * np.exp(-0.5 * (first**2 + second**2))
+    value = of_first_class(likelihood, axis, 0.0)
+    weight = value * np.exp(-0.5 * (axis[:, None] ** 2 + axis**2))
     return axis, value, weight / (weight.sum() * (axis[1] - axis[0]) ** 2)
+
+
+def of_first_class(likelihood: ClassLikelihood, axis: np.ndarray, third: float) -> Float[np.ndarray, "G G"]:
+    """p(y = 1 | f) at (f_1, f_2) of the axis [G] squared, with f_3 = third."""
+    first, second = np.meshgrid(axis, axis, indexing="ij")
+    f = jnp.asarray(np.stack([first, second, np.full_like(first, third)]).reshape(3, -1), jnp.float32)
+    return np.exp(np.asarray(likelihood.log_prob(jnp.zeros(first.size, jnp.int32), f), float)).reshape(first.shape)
+
+
+def two_classes(axis: np.ndarray, temperature: float) -> dict[str, Float[np.ndarray, "G G"]]:
+    """p(y = 1 | f) of softmax and of logistic-softmax at a temperature, f_3 so low that its class is out (CDKT 3.2)."""
+    return {
+        "softmax": of_first_class(Softmax(), axis / temperature, LOW / temperature),
+        "logistic-softmax": of_first_class(LogisticSoftmax(temperature=temperature), axis, LOW),
+    }
+
+
+def beside_softmax(
+    axis: np.ndarray, softmax: Float[np.ndarray, "G G"], logistic_softmax: Float[np.ndarray, "G G"]
+) -> dict[str, float]:
+    """Distance of the probabilities, and confidence, where both logits are below 0, and where both are above."""
+    quadrants = {"below": np.ix_(axis < 0, axis < 0), "above": np.ix_(axis > 0, axis > 0)}
+    found = {"softmax_confidence": float(np.mean([_larger(softmax[quadrant]) for quadrant in quadrants.values()]))}
+    for place, quadrant in quadrants.items():
+        one, other = softmax[quadrant], logistic_softmax[quadrant]
+        found[f"mean_distance_{place}"] = float(np.abs(one - other).mean())
+        found[f"largest_distance_{place}"] = float(np.abs(one - other).max())
+        found[f"ls_confidence_{place}"] = _larger(other)
+    return found
+
+
+def _larger(value: np.ndarray) -> float:
+    """Mean of the larger of two probabilities, of which this is the first."""
+    return float(np.maximum(value, 1 - value).mean())
 
 
 def moments(axis: np.ndarray, density: np.ndarray) -> dict[str, float]:
@@ -138,6 +182,29 @@ def _plot_surfaces(surfaces: dict, path: Path) -> None:
     axes[1, 0].set_ylabel("p(f | y = 1)\n$f_2$")
     figure.supxlabel("$f_1$, with $f_3 = 0$")
     save(figure, path / "surfaces.png")
+
+
+def _plot_temperatures(side: int, path: Path) -> None:
+    """A column for each temperature, CDKT's figure 2: both likelihoods, then both enlarged about the origin."""
+    reaches = (REACH, ZOOM)
+    figure, axes = new_figure(2 * len(reaches), len(TEMPERATURES), (2.3, 2.2))
+    levels = np.linspace(0, 1, 11)
+    for column, tau in zip(axes.T, TEMPERATURES, strict=True):
+        column[0].set_title(f"temperature {tau:g}", fontsize=9)
+        panels = iter(column)
+        for reach in reaches:
+            axis = np.linspace(-reach, reach, side)
+            for name, value in two_classes(axis, tau).items():
+                panel = next(panels)
+                drawn = panel.contourf(axis, axis, value.T, levels=levels, cmap="viridis")
+                panel.axhline(0, color="white", linewidth=0.6)
+                panel.axvline(0, color="white", linewidth=0.6)
+                panel.set_aspect("equal")
+                if tau == min(TEMPERATURES):
+                    panel.set_ylabel(f"{name}\n$f_2$", fontsize=9)
+    figure.colorbar(drawn, ax=axes, shrink=0.5, label="p(y = 1 | f)")
+    figure.supxlabel(f"$f_1$, with $f_3 = {LOW:g}$")
+    save(figure, path / "temperatures.png")
 
 
 if __name__ == "__main__":
