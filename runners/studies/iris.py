@@ -266,11 +266,11 @@ def summaries(x: Float[np.ndarray, "I 2"], axes: Float[np.ndarray, "2 G"], maps:
 
 def _map_table(rows: list[MapRow]) -> list[list[str]]:
     header = ["method", "prediction", "in the data's range", f"share above {SURE:g}", "around it", "far away"]
-    columns = ("in_range", "above", "around", "far", "unlike_softmax")
-    return [
-        [*header, "other class than softmax"],
-        *([row["method"], row["prediction"], *(f"{row[column]:.3f}" for column in columns)] for row in rows),
-    ]
+    lines = []
+    for row in rows:
+        values = (row["in_range"], row["above"], row["around"], row["far"], row["unlike_softmax"])
+        lines.append([row["method"], row["prediction"], *(f"{value:.3f}" for value in values)])
+    return [[*header, "other class than softmax"], *lines]
 
 
 def _table(rows: list[IrisRow]) -> list[list[str]]:
