@@ -104,6 +104,20 @@ def test_matching_with_context_attends_in_the_embedding_of_its_task(monkeypatch)
 
 @pytest.mark.long
 @double
+@pytest.mark.parametrize("context", [False, True])
+def test_with_one_image_a_class_matching_answers_its_attention(context):
+    """At the sharpness that it has by default, the 100 of Chen et al. 2019."""
+    (x, _, query), y = points(2, counts=(1, 1, 1)), np.array([2, 0, 1], np.int32)
+    learner = Matching(PIXELS, way=CLASSES, context=context, rngs=nnx.Rngs(0))
+    known, asked = embedded_by_loops(learner.context, x, query) if context else (x, query)
+    unit, new = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (known, asked))
+    attention = softmax(100 * np.maximum(0, new @ unit.T))
+    assert ((attention > 0.01) & (attention < 0.9)).any()  # not all of it on one image
+    np.testing.assert_allclose(probabilities(learner, x, y, query)[:, y], attention, rtol=1e-9)
+
+
+@pytest.mark.long
+@double
 def test_matching_with_context_knows_no_order_of_its_images():
     (x, y, query), order = points(), np.array([3, 0, 6, 2, 5, 1, 4])
     found = probabilities(matching(), x, y, query)
