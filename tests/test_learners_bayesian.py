@@ -57,14 +57,21 @@ def test_the_stein_direction_is_a_step_of_numpyro():
 @pytest.mark.long
 @double
 def test_one_particle_is_maml():
+    """By the value that training raises, and by its gradient."""
     tasks, one = batch(SHAPE), particles_of(BayesianMAML, particles=1, **STEPS)
     rows = jax.random.normal(KEY, (1, 5))
     np.testing.assert_array_equal(stein_direction(rows, 3 * rows), 3 * rows)  # gradient ascent
     plain = MAML(one.networks[0].backbone, way=WAY, **STEPS)
     plain.network.weights[...] = one.networks[0].weights[...]
-    values = [objective(parameters) for objective, parameters in (objective_of(one, tasks), objective_of(plain, tasks))]
-    assert float(values[0]) == pytest.approx(float(values[1]), rel=1e-9)
-    assert value_of(particles_of(BayesianMAML, **STEPS), tasks) != pytest.approx(float(values[0]), rel=1e-3)
+    (found, slopes), (expected, wanted) = (
+        jax.value_and_grad(objective)(parameters)
+        for objective, parameters in (objective_of(one, tasks), objective_of(plain, tasks))
+    )
+    assert float(found) == pytest.approx(float(expected), rel=1e-9)
+    slopes, wanted = nnx.to_pure_dict(slopes)["networks"][0], nnx.to_pure_dict(wanted)["network"]
+    jax.tree.map(lambda slope, other: np.testing.assert_allclose(slope, other, rtol=1e-9, atol=1e-14), slopes, wanted)
+    assert min(np.abs(slope).max() for slope in jax.tree.leaves(wanted)) > 1e-3
+    assert value_of(particles_of(BayesianMAML, **STEPS), tasks) != pytest.approx(float(found), rel=1e-3)
 
 
 @pytest.mark.long
