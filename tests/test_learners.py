@@ -139,7 +139,7 @@ def test_no_query_depends_on_another(name):
 @pytest.mark.long
 @pytest.mark.parametrize("name", OF_CLASSES)
 def test_batch_norms_use_other_queries_where_the_traits_say_so(name):
-    """And nowhere else; the sentence that tables print says the same."""
+    """And nowhere else; what the traits say in words is the same."""
     settings = LARGE_STEPS.get(name, SMALL.get(name, {}))
     learner = learner_of(name, "conv4", SHAPE_OF_CONV4, **{"backbone.width": 4, **settings})
     traits = learner.traits
