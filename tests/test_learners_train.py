@@ -1,11 +1,17 @@
 """Learners through the command lines: trained, tested, evaluated and used, each by its name."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_omniglot
+from test_real_labels import interrupted_after, rows_of
 
+from fewshot.learners import LEARNERS, TrainsOn
+from fewshot.learners.adapted import AdaptedLearner
+from fewshot.learners.base import LatentLearner
 from fewshot.runners import evaluate, meta_train, predict
 from fewshot.tasks import sample_task
 from fewshot.tasks.images import load_labelled, load_unlabelled, whole
@@ -16,6 +22,7 @@ from fewshot.training.overrides import ConfigError
 from fewshot.training.run import build_run, load_run
 
 SETTINGS = tiny_omniglot.SETTINGS | {"trainer.learning_rate": 0.01}
+FEW = {f"trainer.{name}_episodes": 3 for name in ("validation", "temperature", "test")}
 
 
 def trained(learner, data, path, backbone="mlp", episodes=6, **settings):
@@ -51,20 +58,26 @@ def test_a_trained_learner_is_evaluated(prototypical, tiny_data):
     assert metrics["nll"] < 5 and metrics["raw"]["accuracy"] == metrics["accuracy"]
 
 
+def written(way, data, folder):
+    """A task of test classes, and the files of its labelled images and of its queries."""
+    test = load_splits("omniglot", data).test
+    task = jax.device_get(jax.jit(lambda key: sample_task(key, test, way=way, shot=2, query=3))(jax.random.key(0)))
+    files = [str(folder / f"{part}_{way}.npz") for part in ("support", "query")]
+    np.savez(files[0], images=task.x_support, labels=[f"class {y}" for y in task.y_support])
+    np.savez(files[1], images=task.x_query)
+    return task, files
+
+
 @pytest.mark.long
 def test_a_trained_learner_predicts_a_users_images(prototypical, tiny_data, tmp_path):
     """Of more classes than it was trained with, as many as there are images of each."""
     path, _ = prototypical
-    test = load_splits("omniglot", tiny_data).test
-    task = jax.device_get(jax.jit(lambda key: sample_task(key, test, way=4, shot=2, query=3))(jax.random.key(0)))
-    np.savez(tmp_path / "support.npz", images=task.x_support, labels=[f"class {y}" for y in task.y_support])
-    np.savez(tmp_path / "query.npz", images=task.x_query)
-    files = str(tmp_path / "support.npz"), (str(tmp_path / "query.npz"),)
-    found = predict.main(predict.PredictionConfig(str(path), *files, temperature=1.0))
+    task, files = written(4, tiny_data, tmp_path)
+    found = predict.main(predict.PredictionConfig(str(path), files[0], (files[1],), temperature=1.0))
     learner = load_run(path).learner
     support, query = (
         load_labelled(files[0], (16, 16, 1), whole).pixels,
-        load_unlabelled(files[1][0], (16, 16, 1), whole),
+        load_unlabelled(files[1], (16, 16, 1), whole),
     )
     means = np.stack([np.asarray(learner.embed(jnp.asarray(support[task.y_support == k]))).mean(0) for k in range(4)])
     logits = -((np.asarray(learner.embed(jnp.asarray(query.pixels)))[:, None] - means) ** 2).sum(-1)
@@ -77,8 +90,7 @@ def test_a_trained_learner_predicts_a_users_images(prototypical, tiny_data, tmp_
 def test_other_ways_to_train_end_with_a_table(learner, tiny_data, tmp_path):
     """On batches of images, on images that a task adapts to, and on nothing; the run is read back."""
     steps = {} if learner in ("nearest-mean", "logistic-regression") else {"episodes": 2}
-    few = {"trainer.validation_episodes": 3, "trainer.temperature_episodes": 3, "trainer.test_episodes": 3}
-    result = trained(learner, tiny_data, tmp_path / "run", **{"episodes": 0, **steps}, **few, **{"backbone.width": 8})
+    result = trained(learner, tiny_data, tmp_path / "run", **{"episodes": 0, **steps}, **FEW, **{"backbone.width": 8})
     assert result["failures"] == {} and 0 <= result["test"]["trained"]["accuracy"] <= 1
     run = load_run(tmp_path / "run")
     assert run.config.learner == learner and np.isfinite(run.temperature)
@@ -89,8 +101,68 @@ def test_other_ways_to_train_end_with_a_table(learner, tiny_data, tmp_path):
 
 @pytest.mark.long
 def test_a_learner_of_fixed_ways_refuses_others(tiny_data, tmp_path):
-    few = {"trainer.validation_episodes": 3, "trainer.temperature_episodes": 3, "trainer.test_episodes": 3}
-    trained("maml", tiny_data, tmp_path / "run", episodes=1, **few, **{"learner.inner_steps": 1, "backbone.width": 8})
+    trained("maml", tiny_data, tmp_path / "run", episodes=1, **FEW, **{"learner.inner_steps": 1, "backbone.width": 8})
     assert load_run(tmp_path / "run").learner.inner_steps == 1
     with pytest.raises(ConfigError, match="maml tells 3 classes apart, got tasks of 4"):
         evaluate.main(evaluate.EvaluationConfig(str(tmp_path / "run"), way=4, episodes=3, data_root=tiny_data))
+
+
+def refusal(command_line, words, capfd):
+    """The one line, after warnings, that a command ends with when it refuses."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as exit_info:
+        command_line(words)
+    *before, printed = capfd.readouterr().err.splitlines()
+    assert exit_info.value.code == 2 and printed.startswith("error: ")
+    assert all(line.startswith("warning: ") for line in before)
+    return printed
+
+
+@pytest.fixture(params=[name for name, made in LEARNERS.items() if made.traits.class_labels])
+def small_run(request, tiny_data, tmp_path, capfd):
+    """A run of each learner of two steps, stopped after the first and resumed; of no step where it learns nothing."""
+    name, path = request.param, tmp_path / "run"
+    settings = FEW | {"backbone.width": 4, "trainer.log_every": 1, "trainer.validate_every": 1}
+    settings |= {"learner.inner_steps": 1} if issubclass(LEARNERS[name], AdaptedLearner) else {}
+    flags = ["--learner", name, "--dataset", "omniglot", "--backbone", "mlp", "--way", "3", "--query", "3"]
+    where = ["--run-dir", str(path), "--data-root", tiny_data]
+    words = [*flags, "--set", *(f"{setting}={value}" for setting, value in settings.items()), *where]
+    if LEARNERS[name].traits.trains_on is TrainsOn.NOTHING:
+        assert meta_train.command_line(words) == 0 and not (path / "metrics.jsonl").exists()
+    else:
+        interrupted_after(1, meta_train.parse([*words, "--episodes", "2"]))
+        assert [row["step"] for row in rows_of(path)] == [0, 1]
+        assert meta_train.command_line(["--resume", *where]) == 0
+        assert [row["step"] for row in rows_of(path)] == [0, 1, 2]
+        assert "resumed after step 1 of 2" in capfd.readouterr().out
+    return load_run(path), str(path)
+
+
+@pytest.mark.long
+def test_every_learner_passes_every_command(small_run, tiny_data, tmp_path, capfd):
+    """Trained, evaluated with every flag that it has a use for, and asked about a user's images."""
+    run, path = small_run
+    name, learner, where = run.config.learner, run.learner, ["--data-root", tiny_data]
+    evaluated, output = [path, *where, "--episodes", "6", "--query", "3"], tmp_path / "metrics.json"
+    files = ["--json", str(output), "--report", str(tmp_path / "report.html")]
+    asked = ["--calibrate", "--corruption", "gaussian-noise:3", "--out-of-episode"]
+    assert evaluate.command_line([*evaluated, *asked, *files]) == 0
+    metrics = json.loads(output.read_text())
+    others = metrics["out_of_episode"]
+    assert metrics["failures"] == others.pop("failures") == {} and name in (tmp_path / "report.html").read_text()
+    assert others.keys() >= {"probability", "entropy"} and all(0 <= one["auroc"] <= 1 for one in others.values())
+    assert metrics["calibrated"]["temperature"] > 0 and len(metrics["severities"]) == 6
+    assert ("latent_mean" in others) == isinstance(learner, LatentLearner)
+    if not isinstance(learner, LatentLearner):
+        printed = refusal(evaluate.command_line, [*evaluated, "--papers-calibration"], capfd)
+        assert f"divides latent functions, which {name} has not" in printed
+
+    def asking(way):
+        support, query = written(way, tiny_data, tmp_path)[1]
+        return [path, "--support", support, "--query", query, "--temperature", "1", *where]
+
+    found = predict.main(predict.parse(asking(learner.ways or 4))).probabilities
+    assert found.shape == (3 * (learner.ways or 4), learner.ways or 4)
+    np.testing.assert_allclose(found.sum(1), 1, atol=1e-5)
+    if learner.ways:
+        assert "expected 3 classes, which" in refusal(predict.command_line, asking(4), capfd)

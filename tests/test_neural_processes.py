@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 from problems import double
 from scipy.stats import norm
-from test_real_labels import SMALL, _interrupted_after, rows_of
+from test_real_labels import SMALL, interrupted_after, rows_of
 
 from fewshot import FewShotRegressor
 from fewshot.inference.inner.base import Code, Mask
@@ -232,7 +232,7 @@ NARROW = ["learner.width=8", "learner.heads=2", "backbone.width=8", "learner.dra
 def test_a_run_goes_on_where_it_was_stopped_and_serves_the_estimator(tmp_path, capsys):
     whole, half = tmp_path / "whole", tmp_path / "half"
     assert meta_train.command_line([*ARGUMENTS, *NARROW, "--run-dir", str(whole)]) == 0
-    _interrupted_after(8, meta_train.parse([*ARGUMENTS, *NARROW, "--run-dir", str(half)]))
+    interrupted_after(8, meta_train.parse([*ARGUMENTS, *NARROW, "--run-dir", str(half)]))
     assert meta_train.command_line(["--resume", "--run-dir", str(half)]) == 0
     assert rows_of(half) == rows_of(whole)
     assert evaluate.command_line([str(whole), "--episodes", "8"]) == 0

@@ -208,13 +208,13 @@ def test_a_run_on_curves(tmp_path, capsys):
 def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(tmp_path):
     whole, half = tmp_path / "whole", tmp_path / "half"
     assert meta_train.command_line([*ARGUMENTS, "--run-dir", str(whole)]) == 0
-    _interrupted_after(8, meta_train.parse([*ARGUMENTS, "--run-dir", str(half)]))
+    interrupted_after(8, meta_train.parse([*ARGUMENTS, "--run-dir", str(half)]))
     assert rows_of(half)[-1]["step"] < 24
     assert meta_train.command_line(["--resume", "--run-dir", str(half)]) == 0
     assert rows_of(half) == rows_of(whole)
 
 
-def _interrupted_after(step, config):
+def interrupted_after(step, config):
     from fewshot.training import loop
 
     before = loop.Training._agreed
