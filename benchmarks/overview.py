@@ -15,24 +15,10 @@ from typing import NamedTuple
 
 from fewshot.evaluation.figures import Axes, Figure
 from fewshot.evaluation.text import format_markdown
-from fewshot.runners.studies import comparison_table, published
+from fewshot.runners.studies import comparison_table, naming, published
 from fewshot.runners.studies.published import Published
 from fewshot.runners.studies.reporting import new_figure, save
 
-CHANGED = "-augmented"  # in the name of a method whose training images are changed at random
-PRINTED = {  # what papers call the methods that they and we have
-    "dkt": "DKT, cosine",
-    "one-vs-each-gibbs-ml": "one-vs-each Gibbs ML, RBF",
-    "feature-transfer": "Feature Transfer",
-    "baseline++": "Baseline++",
-    "matching": "MatchingNet",
-    "prototypical": "ProtoNet",
-    "relation": "RelationNet",
-    "maml": "MAML",
-    "bayesian-maml": "Bayesian MAML",
-    "chaser": "Bayesian MAML (Chaser)",
-    "abml": "ABML",
-}
 LEGEND = """Accuracy in %, then the NLL in nats a query at the run's own temperature; in brackets over how many seeds
 both are means. *Changed*: training images changed at random. *Published*: accuracy after 60,000 episodes at 1-shot
 and 40,000 at 5-shot, images as they are. Steps are those planned; a run ends sooner where validation has not improved
@@ -104,7 +90,7 @@ def overview(rows: Sequence[comparison_table.Row], shot: int) -> Overview:
     for row in rows:
         if row["shot"] == shot:
             condition = Condition(row["augment"] != "none", row["budget"])
-            groups.setdefault(row["method"].replace(CHANGED, ""), {}).setdefault(condition, []).append(row)
+            groups.setdefault(naming.plain(row["method"]), {}).setdefault(condition, []).append(row)
     found = {name: {at: _mean(group) for at, group in conditions.items()} for name, conditions in groups.items()}
     return dict(sorted(found.items(), key=lambda item: _longest_as_they_are(item[1]), reverse=True))
 
@@ -135,7 +121,7 @@ def table(methods: Overview, shot: int, printed: Sequence[Published]) -> str:
 
 def _published(shot: int, printed: Sequence[Published]) -> dict[str, str]:
     by_name = {one.method: one.accuracy.get(shot, "") for one in printed}
-    return {ours: by_name[theirs] for ours, theirs in PRINTED.items() if theirs in by_name}
+    return {ours: by_name[theirs] for ours, theirs in naming.PRINTED.items() if theirs in by_name}
 
 
 def figure(found: Mapping[int, Overview], printed: Sequence[Published]) -> Figure:

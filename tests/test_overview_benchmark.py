@@ -41,7 +41,7 @@ def test_rows_are_means_over_seeds_under_their_conditions(overview):
 
 
 def test_published_names_are_those_of_the_papers_table(overview):
-    assert set(overview.PRINTED.values()) <= {one.method for one in overview.published.of("omniglot-emnist")}
+    assert set(overview.naming.PRINTED.values()) <= {one.method for one in overview.published.of("omniglot-emnist")}
 
 
 def test_the_kept_page_is_what_its_command_writes(overview, tmp_path, monkeypatch):
