@@ -11,7 +11,8 @@ import tiny_omniglot
 
 from fewshot.evaluation import prediction_files
 from fewshot.runners import reproduce
-from fewshot.runners.studies import comparison_table, published, reproduction, robustness
+from fewshot.runners.studies import comparison_figure as comparison_figures
+from fewshot.runners.studies import comparison_table, naming, published, reporting, reproduction, robustness
 from fewshot.runners.studies.comparison_figure import comparison_figure, reliability_figure, tradeoff_figure
 from fewshot.runners.studies.comparisons import Comparison, Method
 from fewshot.runners.studies.published import Published
@@ -105,42 +106,124 @@ def test_quick_means_few_episodes_of_the_main_methods(quick, trained, tested, tm
         assert [method.name for method in methods] == list(expected) and shots == list(comparison.episodes)
 
 
-def test_a_comparison_is_drawn_with_the_published_numbers_beside():
-    metrics = {"nll": 1.02, "ece": 0.02}
-    raw = {"raw": {"nll": 1.66, "ece": 0.3}}
-    rows = [
-        {"method": name, "shot": shot, "accuracy": accuracy, "accuracy_ci95": 0.01, **metrics, **raw}
-        for shot in (1, 5)
-        for name, accuracy in (("ours", 0.7), ("another", 0.6))
-    ]
-    figure = comparison_figure(rows, TINY.published)
-    accuracy, nll, ece, *five = figure.axes
-    names = [label.get_text() for label in accuracy.get_yticklabels()]
-    assert names == ["ours", "another", "a classic"] and len(five) == 3
+def drawn_row(method, accuracy, shot=1, **changes):
+    metrics = {"nll": 1.02, "ece": 0.02, "raw": {"nll": 1.66, "ece": 0.3}, "training_seconds": 60}
+    return {"method": method, "shot": shot, "accuracy": accuracy, "accuracy_ci95": 0.01, **metrics, **changes}
+
+
+def names_down(axis):
+    return [label.get_text() for label in axis.get_yticklabels()]
+
+
+def test_a_comparison_is_drawn_with_the_published_numbers_on_the_lines_of_the_same_methods():
+    rows = [drawn_row(name, one, shot) for shot in (1, 5) for name, one in (("prototypical", 0.7), ("another", 0.6))]
+    printed = [*TINY.published, Published("ProtoNet", {1: "72.04", 5: "87.22"}, "Somebody 1999", {1: "0.071"})]
+    figure = comparison_figure(rows, printed, "A data set, 5-way")
+    (accuracy, nll, ece), (below, key, empty), (five, *_), _ = np.reshape(figure.axes, (4, 3))
+    assert names_down(accuracy) == ["ProtoNet", "another"] and names_down(below) == ["a classic"]
     drawn = {line.get_label(): line.get_xydata().tolist() for line in accuracy.lines}
-    assert drawn["Somebody 1999"] == [[71.9, 2]]
-    (measured,) = (points for label, points in drawn.items() if label != "Somebody 1999")
-    assert measured == [[70, 0], [60, 1]]
-    points = [[[0.3, 0], [0.3, 1]], [[0.02, 0], [0.02, 1]], [[0.071, 2]]]
+    assert drawn.pop("published, Somebody 1999") == [[72.04, 0]]
+    assert list(drawn.values()) == [[[70, 0], [60, 1]]]
+    assert [line.get_xydata().tolist() for line in below.lines] == [[[71.9, 0]]]
+    points = [[[0.3, 0], [0.3, 1]], [[0.02, 0], [0.02, 1]], [[0.071, 0]]]
     assert [line.get_xydata().tolist() for line in ece.lines] == points and len(nll.lines) == 2
-    for axis in (nll, ece):  # close values and distant ones
-        low, high = axis.get_xlim()
-        assert sum(low <= tick <= high for tick in axis.get_xticks()) >= 2
-    assert nll.get_xlabel() == "NLL, nats a query, 1-shot" and five[0].get_xlabel() == "accuracy, %, 5-shot"
+    assert not key.axison and not empty.axison and below.get_xlim() == accuracy.get_xlim()
+    assert "published, Somebody 1999" in [text.get_text() for text in key.get_legend().get_texts()]
+    assert nll.get_xlabel() == "NLL, nats a query, 1-shot" and five.get_xlabel() == "accuracy, %, 5-shot"
+    assert figure.get_suptitle() == "A data set, 5-way 1-shot and 5-shot"
+    assert len(comparison_figure(rows, printed[1:]).axes) == 6  # nothing stands below
 
 
-def test_accuracy_is_drawn_against_nll_and_training_time():
-    row = {"shot": 1, "accuracy_ci95": 0.01}
-    ours = row | {"method": "ours", "accuracy": 0.7, "nll": 0.8, "training_seconds": 120, "augment": "none"}
-    other = row | {"method": "other", "accuracy": 0.8, "nll": 1.2, "training_seconds": 60, "augment": "handwriting"}
-    figure = tradeoff_figure([ours, other, other | {"seed": 2}])
+def number_of_labels(axis):
+    low, high = axis.get_xlim()
+    return sum(low <= tick <= high for tick in axis.get_xticks())
+
+
+def test_every_axis_has_two_labels_or_more():
+    rows = [drawn_row("ours", 0.7, ece=0.018, raw={"nll": 1.1, "ece": 0.65})]  # as of question-steps
+    assert [number_of_labels(axis) >= 2 for axis in comparison_figure(rows, ()).axes] == [True] * 3
+    (axis,) = reporting.new_figure(1, 1, (4, 4))[1].flat
+    for ratio in np.geomspace(1.1, 50_000, 24):
+        for least in np.geomspace(0.01, 0.1, 4):
+            axis.clear()
+            axis.plot([least, least * ratio], [0, 1], "o")
+            comparison_figures._spread_out(axis)
+            assert 2 <= number_of_labels(axis) <= 12, (least, ratio)
+
+
+def test_the_mean_accuracy_over_seeds_is_drawn_against_nll_and_training_time():
+    ours = drawn_row("dkt", 0.7, nll=0.8, training_seconds=120, augment="none", budget=600)
+    other = drawn_row("other", 0.8, nll=1.2, augment="handwriting", budget=600)
+    figure = tradeoff_figure([ours, other, other | {"accuracy": 0.9, "nll": 1.6, "seed": 2}], "A data set, 5-way")
     nll, minutes = figure.axes
-    for axis, expected in ((nll, [[0.8, 70], [1.2, 80], [1.2, 80]]), (minutes, [[2, 70], [1, 80], [1, 80]])):
+    for axis, expected in ((nll, [[0.8, 70], [1.4, 85]]), (minutes, [[2, 70], [1, 85]])):
         points = [line.get_xydata()[0].tolist() for line in axis.lines]
         assert points == [pytest.approx(point) for point in expected]
-        assert [line.get_markerfacecolor() for line in axis.lines] == ["C0", "white", "white"]
-        assert [line.get_color() for line in axis.lines] == ["C0", "C1", "C1"]
-    assert [text.get_text() for text in minutes.get_legend().get_texts()] == ["ours", "other"]
+        colours = [naming.style(name).colour for name in ("dkt", "other")]
+        assert [line.get_color() for line in axis.lines] == colours
+        assert [line.get_markerfacecolor() for line in axis.lines] == [colours[0], "white"]
+    across, along = nll.containers[1].lines[2]
+    assert across.get_segments()[0][:, 0].tolist() == pytest.approx([1.2, 1.6])
+    assert along.get_segments()[0][:, 1].tolist() == pytest.approx([80, 90])
+    _, single = nll.containers[0].lines[2]
+    assert np.ptp(single.get_segments()[0][:, 1]) == 0  # one seed has no spread
+    (key,) = figure.legends
+    assert [text.get_text() for text in key.get_texts()] == ["other", "DKT"]
+    assert key.get_title().get_text().startswith("mean over seeds; bars: lowest to highest seed")
+    title = "A data set, 5-way 1-shot after 600 steps, training images as they are or changed at random"
+    assert figure.get_suptitle() == title
+    assert "by the clock" in minutes.get_xlabel() and "others used" in minutes.get_xlabel()
+
+
+def test_bars_of_single_seeds_are_intervals_and_steps_are_named_where_they_differ():
+    rows = [drawn_row("dkt", 0.7, budget=budget, augment="none") for budget in (600, 900)]
+    figure = tradeoff_figure(rows)
+    _, along = figure.axes[0].containers[0].lines[2]
+    assert along.get_segments()[0][:, 1].tolist() == pytest.approx([69, 71])
+    (key,) = figure.legends
+    assert [text.get_text() for text in key.get_texts()] == ["DKT, 600 steps", "DKT, 900 steps"]
+    assert key.get_title().get_text() == "one seed; bars: 95% interval over test episodes"
+    other = drawn_row("dkt", 0.7, shot=5, budget=900, augment="none")
+    (key,) = tradeoff_figure([rows[0], other]).legends
+    assert [text.get_text() for text in key.get_texts()] == ["DKT"]
+
+
+def test_leaders_are_drawn_once_more_inside_a_box_of_the_first_panel():
+    scores = {"dkt": (0.8, 0.5), "prototypical": (0.79, 0.52), "relation": (0.79, 2.0), "maml": (0.4, 2.5)}
+    figure = tradeoff_figure([drawn_row(name, one, nll=nll) for name, (one, nll) in scores.items()])
+    every, leaders, _ = figure.axes
+    *_, box = every.lines
+    (left, low), (right, high) = box.get_xydata()[0], box.get_xydata()[2]
+    assert (left, right) == leaders.get_xlim() and (low, high) == leaders.get_ylim()
+    inside = [name for name, (one, nll) in scores.items() if left < nll < right and low < 100 * one < high]
+    assert inside == ["dkt", "prototypical"]
+    low, high = every.get_xlim()
+    assert low < 0.5 and high > 2.5  # all of them are in the first panel
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_methods_of_a_comparison_have_names_and_styles_of_their_own(name):
+    methods = [method.name for method in COMPARISONS[name].methods]
+    assert len(set(naming.names(methods).values())) == len(methods)
+    plain = list(dict.fromkeys(map(naming.plain, methods)))
+    assert len({naming.style(method) for method in plain}) == len(plain)
+
+
+def test_names_are_readable():
+    known = {
+        "softmax-cvi-loo": "softmax, leaving one out",
+        "one-vs-each-gibbs-ml": "one-vs-each by Gibbs, evidence",
+        "prototypical": "ProtoNet",
+        "rho-0.1": "rho-0.1",
+    }
+    assert naming.names(known) == known
+    assert naming.names(["softmax-cvi-ml", "softmax-laplace-ml"])["softmax-cvi-ml"] == "softmax by CVI, bound"
+    assert naming.names(["dkt", "dkt-augmented"])["dkt-augmented"] == "DKT, changed images"
+    assert naming.names(["dkt-augmented"]) == {"dkt-augmented": "DKT"}
+    assert naming.style("dkt-augmented") == naming.style("dkt")
+    assert naming.measured_as("ProtoNet", ["dkt", "prototypical-augmented", "prototypical"]) == "prototypical"
+    assert naming.measured_as("ProtoNet", ["prototypical-augmented"]) == "prototypical-augmented"
+    assert naming.measured_as("tau-1", ["tau-1"]) == "tau-1" and naming.measured_as("CDKT ML", ["dkt"]) is None
 
 
 def predictions_of(method, shot, seed, folder, accuracy, shift):

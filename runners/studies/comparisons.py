@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from fewshot import models
-from fewshot.runners.studies import published
+from fewshot.runners.studies import naming, published
 from fewshot.runners.studies.published import Published
 from fewshot.training.configuration import AUTO
 from fewshot.training.overrides import Setting, Settings
@@ -39,6 +39,11 @@ class Comparison:
     batches: int = 5
     settings: Settings = field(default_factory=dict)
     published: tuple[Published, ...] = ()
+
+    @property
+    def setting(self) -> str:
+        """The data set and the ways as titles of figures say them."""
+        return f"{naming.DATASETS.get(self.dataset, self.dataset)}, {self.way}-way"
 
 
 # Of cvi, where a method names no other: what kept tables were made with. `meta_train.py` takes fewer on characters.

@@ -102,8 +102,8 @@ def main(config: ReproductionConfig) -> Sequence[Row] | Sequence[reporting.Row]:
     shown = comparison_table.table(rows, comparison.published, diverged)
     print("\n" + format_table(shown.header, shown.lines) + f"\nwrote {folder / 'table.md'}")
     if rows:
-        save(comparison_figure(rows, comparison.published), folder / "comparison.png")
-        save(tradeoff_figure(rows), folder / "tradeoff.png")
+        save(comparison_figure(rows, comparison.published, comparison.setting), folder / "comparison.png")
+        save(tradeoff_figure(rows, comparison.setting), folder / "tradeoff.png")
     if curves := _reliability_of_best(rows, folder):
         save(reliability_figure(curves), folder / "reliability.png")
     if rows and config.robustness:
