@@ -1,6 +1,7 @@
 """What every study does with its rows: command line, results.json, table.md, and figures."""
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,8 +42,13 @@ def write(path: Path, rows: Sequence[Row], tables: Mapping[str, Sequence[Sequenc
 
 
 def save(figure: Figure, path: Path) -> None:
-    """A matplotlib figure as PNG."""
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    """A matplotlib figure as PNG of 256 colours: a third of the size, and no eye sees it."""
+    from PIL import Image
+
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, bbox_inches="tight", facecolor="white")
+    colours = Image.open(drawn).convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    colours.save(path, optimize=True)
     print(f"wrote {path}")
 
 
