@@ -122,11 +122,11 @@ def test_maps_of_label_regression_are_the_formulas_of_regression():
 @pytest.mark.parametrize("name", iris.MAPPED)
 def test_maps_agree_with_the_learner_and_know_nothing_far_away(name):
     x, y, drawn, axes, found = of_iris(name)
-    learner, train = iris.learner_of(name).with_draws(20_000), drawn.train[0][drawn.real]
-    state, _ = learner.fit(jax.random.key(0), x[train], y[train], 3)
+    learner, train = iris.learner_of(name), drawn.train[0][drawn.real]
+    state, _ = learner.fit(jax.random.key(0), jnp.asarray(x[train]), jnp.asarray(y[train]), 3)
     point = jnp.array([[axes[0, 2], axes[1, 1]]])
     direct = learner.predict(jax.random.key(1), state, point).probabilities[0]
-    np.testing.assert_allclose(found.grid[1, 2, 1], direct, atol=0.02)
+    np.testing.assert_allclose(found.grid[1, 2, 1], direct, atol=0.05)  # 512 draws each
     np.testing.assert_allclose(found.far[0], 1 / 3, atol=1e-5)
     np.testing.assert_allclose(found.far[1], 1 / 3, atol=0.02)
 
