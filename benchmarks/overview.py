@@ -145,7 +145,7 @@ def _panel(axis: Axes, methods: Overview, steps: Sequence[int], papers: Mapping[
         axis.plot(values, heights, sign, color=colour, markersize=5, label=str(condition), **face)
     heights = [height for height, name in enumerate(methods) if papers.get(name)]
     axis.plot([float(papers[name]) for name in methods if papers.get(name)], heights, "kx", label="published")
-    axis.set_yticks(range(len(methods)), methods, fontsize=8)
+    axis.set_yticks(range(len(methods)), naming.names(methods).values(), fontsize=8)
     axis.set_ylim(len(methods) - 0.5, -0.5)
     axis.grid(color="0.92")
     axis.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=7, borderaxespad=0)
