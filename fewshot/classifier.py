@@ -5,7 +5,8 @@
     classifier = FewShotClassifier(encoder="efficientnet-lite0").fit(paths, labels)
     classifier.predict_proba(more)
 
-It serves any learner, takes any labels of one kind, and any counts of at least one example a class.
+It serves any learner, takes any labels of one kind, and any counts of at least one example a class; answers lean to
+classes that have more than others (docs/photographs.md).
 """
 
 from pathlib import Path

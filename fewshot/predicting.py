@@ -124,7 +124,7 @@ def load_model(
             raise ConfigError(f"expected no --temperature with {name}, which has its own; save it with another")
         classifier = FewShotClassifier.load(name, encoder=encoder)
     else:
-        shipped = PretrainedHead(name) if name in PRETRAINED and not Path(name).is_dir() else None
+        shipped = PretrainedHead(name) if name in PRETRAINED and not (Path(name) / "config.json").exists() else None
         head = shipped or TrainedRun(name, str(resolve_root(data_root)))
         by = encoder or (shipped.load().encoder if shipped else None)
         own = AUTO if temperature is None else temperature

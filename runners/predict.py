@@ -15,6 +15,7 @@ are known; that of a run for another shape than its own is fitted on its trainin
 images a class or more it is then learned from them, by leaving each out and predicting it from the others.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from fewshot.runners.cli.launch import launch
 from fewshot.runners.encode import ENCODER_ERRORS
 from fewshot.saving import SavedError
 from fewshot.tasks.replacing import replace_text
-from fewshot.training.overrides import ConfigError
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def main(config: PredictionConfig) -> Predicted:
 
 
 def share(text: str) -> float:
-    """An accuracy above 0 and at most 1. Raises ConfigError by way of the parser."""
+    """An accuracy above 0 and at most 1. Raises ArgumentTypeError, whose text the parser prints."""
     number = positive(text)
     if number > 1:
-        raise ConfigError(f"expected --keep-accuracy above 0 and at most 1, got {text}; 0.95 is 95%")
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and at most 1, got {text}; 0.95 is 95%")
     return number
 
 
@@ -106,9 +106,16 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
         help=f"folder of a run, one of {', '.join(PRETRAINED)} (default {DEFAULT}), or what --save wrote",
     )
     parser.add_argument("--support", metavar="PATH", help="folder with a subfolder a class, or .npz; not with FILE")
-    parser.add_argument("--add", nargs="+", default=[], metavar="PATH", help="more of the same, as for what FILE holds")
     parser.add_argument(
-        "--query", required=True, nargs="+", metavar="PATH", help="folders of images, single images, or .npz"
+        "--add", nargs="+", action="extend", default=[], metavar="PATH", help="more of the same, as for what FILE holds"
+    )
+    parser.add_argument(
+        "--query",
+        required=True,
+        nargs="+",
+        action="extend",
+        metavar="PATH",
+        help="folders of images, single images, or .npz",
     )
     parser.add_argument("--encoder", metavar="NAME", help="reads the pictures of a run on embeddings")
     parser.add_argument("--save", metavar="FILE", help="write what was learned from the labelled images to this file")

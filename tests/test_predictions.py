@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fewshot import FewShotClassifier, classifier, heads, predicting, pretrained
-from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary
+from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary, table
 from fewshot.models.networks import encoders
 from fewshot.models.networks.pictures import FrozenEncoder, Preparation
 from fewshot.predicting import load_model
@@ -18,6 +18,7 @@ from fewshot.tasks.images import Images
 from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import build_run
+from fewshot.training.run_directory import RunError
 
 
 @pytest.fixture
@@ -182,6 +183,32 @@ def test_files_and_labelled_images_that_do_not_fit_are_refused(shop, capsys):
 def test_what_makes_no_sense_is_refused(shop, tiny_run):
     with pytest.raises(ConfigError, match="expected no --encoder with"):
         load_model(str(tiny_run.path), "colours")
-    for text in ("0", "1.2", "nan"):
-        with pytest.raises(ConfigError):
+    for text, message in {
+        "0": "a positive number",
+        "95": "at most 1, got 95; 0.95 is 95%",
+        "nan": "a positive",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
             predict.parse(arguments(shop, "--keep-accuracy", text))
+
+
+def test_a_folder_of_a_users_does_not_hide_weights_of_its_name(shop, tiny_run, monkeypatch):
+    monkeypatch.chdir(shop)
+    (shop / "photographs").mkdir()
+    assert isinstance(load_model("photographs").classifier.learner, heads.PretrainedHead)
+    (shop / "photographs" / "config.json").write_text("{}")
+    with pytest.raises(RunError, match="no run in photographs"):
+        load_model("photographs")
+
+
+def test_a_flag_that_comes_twice_adds_to_what_it_said():
+    given = predict.parse(["--support", "s", "--query", "a", "b", "--query", "c", "--add", "d", "--add", "e", "f"])
+    assert given.query == ("a", "b", "c") and given.add == ("d", "e", "f")
+
+
+def test_classes_of_unlike_numbers_of_pictures_come_with_a_warning(found):
+    pixels = Images(np.zeros((3, 8, 8, 3), np.uint8), found.names, [""] * 3)
+    for counts, said in {(2, 3): False, (2, 4): True, (1, 5): True, (1, 1): False}.items():
+        one = found._replace(counts=list(counts))
+        warning = f"classes have {counts[0]} to {counts[1]} labelled images, and answers lean to those with more"
+        assert (f"\nwarning: {warning}" in table(one)) == (f"Warning: {warning}" in html_page(one, pixels)) == said
