@@ -9,7 +9,7 @@ of `fewshot.evaluation.prediction_report`. Each picture passes the network once.
 import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +30,15 @@ from fewshot.tasks import DataError, preparation
 from fewshot.tasks.embeddings import load_features
 from fewshot.tasks.feature_cache import FeatureCache
 from fewshot.tasks.files import resolve_root
-from fewshot.tasks.images import Images, Prepare, labelled_files, load_labelled, load_unlabelled, unlabelled_files
+from fewshot.tasks.images import (
+    Images,
+    Prepare,
+    labelled_files,
+    load_labelled,
+    load_unlabelled,
+    prepared_files,
+    unlabelled_files,
+)
 from fewshot.tasks.ink import COVERED, STYLES, InkPreparation, covered
 from fewshot.training.overrides import ConfigError
 
@@ -99,7 +107,7 @@ def predict_folders(
         raise ConfigError(f"expected --support, the labelled images, with {name}, got none")
     given = [(str(path), fewest) for path, fewest in ((support, 2), *((path, 1) for path in add)) if path is not None]
     labelled = [load_support(model, path, strict, fewest) for path, fewest in given]
-    asked = joined([load_queries(model, str(path), strict) for path in query])
+    asked = load_queries(model, list(map(Path, query)), strict)
     if model.dataset in STYLES:
         _tell_unlike(model, *labelled, asked)
     if labelled:
@@ -146,14 +154,32 @@ def load_support(model: Model, path: str, strict: bool = False, fewest: int = 2)
     return _cache().encode_files(encoder, labelled_files(Path(path), fewest), strict)
 
 
-def load_queries(model: Model, path: str, strict: bool = False) -> Images:
-    """Pictures without labels, prepared for the model, or features. Raises DataError."""
+def load_queries(model: Model, paths: Sequence[Path], strict: bool = False) -> Images:
+    """Pictures without labels, prepared for the model, or features, in the order of the paths. Raises DataError."""
+    parts = []
+    for of_arrays, group in groupby(paths, lambda path: path.suffix == ".npz"):
+        if of_arrays:
+            parts += [_queries_of_array(model, path) for path in group]
+        else:
+            parts.append(_queries_of_files(model, list(group), strict))
+    return joined(parts)
+
+
+def _queries_of_array(model: Model, path: Path) -> Images:
+    if holds_features(model.image_shape):
+        return load_features(str(path), model.image_shape[2], False)
+    return load_unlabelled(path, model.image_shape, model.prepare)
+
+
+def _queries_of_files(model: Model, paths: Sequence[Path], strict: bool) -> Images:
+    """Of all files together, so that one that cannot be read is left out among others."""
     if not holds_features(model.image_shape):
-        return load_unlabelled(path, model.image_shape, model.prepare, strict)
-    encoder = _encoder(model, path)
+        files = [file for path in paths for file in unlabelled_files(path)]
+        return prepared_files(files, model.image_shape, model.prepare, strict)
+    encoder = _encoder(model, str(paths[0]))
     if encoder is None:
-        return load_features(path, model.image_shape[2], False)
-    return _cache().encode_files(encoder, unlabelled_files(Path(path)), strict)
+        return load_features(str(paths[0]), model.image_shape[2], False)
+    return _cache().encode_files(encoder, [file for path in paths for file in unlabelled_files(path)], strict)
 
 
 def joined(parts: Sequence[Images]) -> Images:

@@ -141,10 +141,8 @@ def readable(
         kept.append((file, label))
     empty = sorted({label for _, label in files} - {label for _, label in kept})
     if empty:
-        of = f"of {empty[0]} " if empty[0] else ""
-        raise DataError(
-            f"expected pictures {of}that can be read, got {len(files)} files and none of them; replace them"
-        )
+        of, count = f"of {empty[0]} " if empty[0] else "", sum(label == empty[0] for _, label in files)
+        raise DataError(f"expected pictures {of}that can be read, got {count} files and none of them; replace them")
     return kept
 
 

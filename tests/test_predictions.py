@@ -14,6 +14,7 @@ from fewshot.models.networks.pictures import FrozenEncoder, Preparation
 from fewshot.predicting import load_model
 from fewshot.pretrained import TemperatureTable, store
 from fewshot.runners import predict
+from fewshot.tasks import DataError
 from fewshot.tasks.images import Images
 from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.overrides import ConfigError
@@ -124,6 +125,17 @@ def test_pictures_to_answers_without_naming_a_run(shop, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         predict.command_line(arguments(shop, "--strict", "--csv", str(shop / "q.csv")))
     assert not (shop / "q.csv").exists() and "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_damaged_file_among_others_is_left_out_however_they_are_named(shop, capsys):
+    damaged, sound = shop / "query" / "b.png", shop / "query" / "a.png"
+    damaged.write_bytes(b"nothing")
+    given = ["--support", str(shop / "support"), "--query", str(damaged), str(sound)]
+    assert predict.main(predict.parse(given)).names == [str(sound)]
+    assert capsys.readouterr().err.count("left out: expected an image in") == 1
+    with pytest.raises(DataError, match="expected an image in"):
+        predict.main(predict.parse([*given, "--strict"]))
 
 
 def test_the_temperature_of_a_name_is_the_stored_one(shop, monkeypatch):
