@@ -8,7 +8,7 @@ from typing import TypedDict
 from fewshot.evaluation import tables
 from fewshot.evaluation.real_scores import RealSummary, draw_real_episodes, real_table, score_reals
 from fewshot.evaluation.text import Json, format_seconds
-from fewshot.runners.cli.flags import check_output
+from fewshot.runners.cli.flags import check_outputs
 from fewshot.tasks import DataError
 from fewshot.tasks.curves import has_real_labels, load_curves
 from fewshot.tasks.replacing import replace_text
@@ -54,7 +54,7 @@ def evaluate_curves(config: EvaluationConfig) -> CurveEvaluation:
     for entry in fields(config):
         if entry.name not in USED and getattr(config, entry.name) != entry.default:
             raise ConfigError(f"--{entry.name.replace('_', '-')} needs classes, got a run on real labels; leave it out")
-    check_output("--json", config.json)
+    check_outputs({"--json": config.json})
     check(config)
     run = load_run(config.run_dir)
     name = config.dataset or run.config.dataset

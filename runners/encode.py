@@ -20,7 +20,7 @@ from fewshot.evaluation.text import plain
 from fewshot.models.networks import EncoderError, load_encoder
 from fewshot.models.networks.encoders import NAMES, Encoder
 from fewshot.models.networks.torch_weights import WeightsError
-from fewshot.runners.cli.flags import OneLineParser, check_output
+from fewshot.runners.cli.flags import OneLineParser, check_outputs
 from fewshot.runners.cli.launch import launch
 from fewshot.tasks import DataError
 from fewshot.tasks.feature_cache import FeatureCache
@@ -48,7 +48,7 @@ def main(config: EncodingConfig) -> dict[str, np.ndarray]:
 
     Raises ConfigError, DataError, EncoderError or WeightsError, each with one line.
     """
-    check_output("--out", config.out)
+    check_outputs({"--out": config.out}, config.paths)
     if Path(config.out).suffix != ".npz":
         raise ConfigError(f"expected --out to end in .npz, got {plain(config.out)}")
     parts = _parts([Path(path).expanduser() for path in config.paths])

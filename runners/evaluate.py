@@ -19,7 +19,7 @@ from fewshot.evaluation.metrics import Metrics
 from fewshot.evaluation.resampling import plain_interval
 from fewshot.evaluation.text import Json, format_seconds
 from fewshot.runners.cli.evaluation import parse
-from fewshot.runners.cli.flags import check_output
+from fewshot.runners.cli.flags import check_outputs
 from fewshot.runners.cli.launch import launch
 from fewshot.runners.curve_evaluation import CurveEvaluation, evaluate_curves, is_of_curves
 from fewshot.tasks.corruptions import parse_corruption
@@ -56,8 +56,7 @@ def main(config: EvaluationConfig) -> Evaluation:
 
     Raises ConfigError, DataError or RunError, each with one line.
     """
-    for name in OUTPUTS:
-        check_output(f"--{name.replace('_', '-')}", getattr(config, name))
+    check_outputs({f"--{name.replace('_', '-')}": getattr(config, name) for name in OUTPUTS})
     check(config)
     run, found = assess(config)
     _print(found)

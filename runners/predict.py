@@ -25,7 +25,7 @@ from fewshot.classifier import InferenceFailedError
 from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, table
 from fewshot.predicting import KEEP_ACCURACY, predict_folders
 from fewshot.pretrained import DEFAULT, PRETRAINED
-from fewshot.runners.cli.flags import OneLineParser, check_output, positive, whole_number
+from fewshot.runners.cli.flags import OneLineParser, check_outputs, positive, whole_number
 from fewshot.runners.cli.launch import launch
 from fewshot.runners.encode import ENCODER_ERRORS
 from fewshot.saving import SavedError
@@ -60,8 +60,7 @@ def main(config: PredictionConfig) -> Predicted:
     one line.
     """
     outputs = {"--csv": config.csv, "--json": config.json, "--report": config.report, "--save": config.save}
-    for flag, path in outputs.items():
-        check_output(flag, path)
+    check_outputs(outputs, [*config.query, *config.add, *([config.support] if config.support else [])])
     found, query, classifier = predict_folders(
         config.run_dir,
         config.support,

@@ -14,6 +14,7 @@ from fewshot.models.networks.pictures import FrozenEncoder, Preparation
 from fewshot.predicting import load_model
 from fewshot.pretrained import TemperatureTable, store
 from fewshot.runners import predict
+from fewshot.runners.cli.flags import check_outputs
 from fewshot.tasks import DataError
 from fewshot.tasks.images import Images
 from fewshot.training.configuration import RunConfig, resolve
@@ -211,6 +212,25 @@ def test_a_folder_of_a_users_does_not_hide_weights_of_its_name(shop, tiny_run, m
     (shop / "photographs" / "config.json").write_text("{}")
     with pytest.raises(RunError, match="no run in photographs"):
         load_model("photographs")
+
+
+def test_no_output_takes_the_place_of_another_file(shop):
+    same, picture = str(shop / "out"), shop / "query" / "a.png"
+    before = picture.read_bytes()
+    for flags, message in {
+        ("--csv", same, "--json", same): "expected --json to be a file of its own, but .* is that of --csv",
+        ("--report", str(picture)): "expected --report to be a file of its own, but .* is read; name",
+        ("--csv", str(shop)): "expected --csv to be a file, got the folder",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            predict.main(predict.parse(["--support", str(shop / "support"), "--query", str(picture), *flags]))
+    assert picture.read_bytes() == before and not (shop / "out").exists()
+
+
+def test_outputs_are_refused_where_nothing_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="expected --csv to be in a folder that can be written"):
+        check_outputs({"--csv": str(tmp_path / "a.csv"), "--json": None})
 
 
 def test_a_flag_that_comes_twice_adds_to_what_it_said():

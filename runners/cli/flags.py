@@ -2,7 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -120,10 +121,25 @@ def count_or_auto(text: str) -> int:
     return 0 if text == AUTO else int(text)
 
 
-def check_output(flag: str, path: str | None) -> None:
-    """Raises ConfigError unless a file can be written there, or none is asked for."""
-    if path and (not Path(path).absolute().parent.is_dir() or Path(path).is_dir()):
-        raise ConfigError(f"expected {flag} to be a file in a folder that exists, got {path}; make the folder first")
+def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str] = ()) -> None:
+    """Raises ConfigError unless a file can be written at the path of each flag that has one.
+
+    Every path is another one, and none is a file that is read.
+    """
+    taken = {Path(path).resolve(): f"{path} is read" for path in inputs if Path(path).is_file()}
+    for flag, path in outputs.items():
+        if not path:
+            continue
+        place = Path(path).resolve()
+        if place.is_dir():
+            raise ConfigError(f"expected {flag} to be a file, got the folder {path}; name a file in it")
+        if not place.parent.is_dir():
+            raise ConfigError(f"expected {flag} to be in a folder that exists, got {path}; make the folder first")
+        if not os.access(place.parent, os.W_OK):
+            raise ConfigError(f"expected {flag} to be in a folder that can be written, got {path}; name another")
+        if place in taken:
+            raise ConfigError(f"expected {flag} to be a file of its own, but {taken[place]}; name another")
+        taken[place] = f"{path} is that of {flag}"
 
 
 def _parser() -> argparse.ArgumentParser:
