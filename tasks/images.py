@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -289,7 +289,7 @@ def _visible_files(path: Path) -> list[Path]:
     _check_folder(path)
     found: list[Path] = []
     seen = {os.path.realpath(path)}  # a folder is read once, however many links lead to it, and around
-    for name, folders, files in os.walk(path, followlinks=True):
+    for name, folders, files in os.walk(path, onerror=_refuse, followlinks=True):
         folder = Path(name)
         kept = []
         for one in sorted(folders, key=lambda one: ((folder / one).is_symlink(), one)):
@@ -301,6 +301,12 @@ def _visible_files(path: Path) -> list[Path]:
         found += [folder / one for one in files if not _is_hidden(one)]
     # Pipes and devices are no files, nor are links to them; a link that leads nowhere is left to whoever opens it.
     return sorted(file for file in found if file.is_file() or not file.exists())
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise DataError(
+        f"expected a folder that can be read, got {error.filename} ({error.strerror}); change its permissions"
+    ) from error
 
 
 def _leads_back(folder: Path) -> bool:

@@ -1,5 +1,6 @@
 """Photographs, folders and features of a user: sizes, splits, the cache, the public archives, and what is refused."""
 
+import errno
 import io
 import os
 import tarfile
@@ -527,3 +528,18 @@ def test_lists_that_are_none_are_refused_in_one_line(content, message, tmp_path)
     with pytest.raises(DataError, match=message) as error:
         mini_imagenet._read_list(tmp_path / "train.csv")
     assert "train.csv" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path, monkeypatch):
+    (tmp_path / "locked").mkdir()
+    picture(1).save(tmp_path / "a.png")
+    scandir = os.scandir
+
+    def locked(path):
+        if os.fspath(path).endswith("locked"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", locked)
+    with pytest.raises(DataError, match=r"expected a folder that can be read, got .*locked \(Permission denied\)"):
+        load_unlabelled(tmp_path, (8, 8, 3), whole)
