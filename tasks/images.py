@@ -9,6 +9,7 @@ import io
 import os
 import struct
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -184,7 +185,10 @@ def opened(content: Path | io.BytesIO, name: str | Path) -> Iterator["Image"]:
     try:
         if isinstance(content, Path) and content.exists() and not content.is_file():
             raise OSError("it is no plain file")  # a pipe would be waited for
-        with Image.open(content, formats=FORMATS) as picture:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # phones take pictures of 108 megapixels
+            opening = Image.open(content, formats=FORMATS)
+        with opening as picture:
             yield picture
     except DataError:
         raise

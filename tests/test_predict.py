@@ -337,6 +337,12 @@ def test_pictures_too_large_for_pillow_are_refused_in_one_line(tmp_path, monkeyp
         load_unlabelled(tmp_path, SHAPE, whole)
 
 
+def test_a_large_picture_is_read_without_a_warning(tmp_path, monkeypatch, recwarn):
+    Image.fromarray(drawing()).save(tmp_path / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", drawing().size - 1)  # refused at twice as many
+    assert len(load_unlabelled(tmp_path, SHAPE, whole).pixels) == 1 and not recwarn.list
+
+
 def test_hidden_files_and_folders_are_no_images_and_what_is_left_out_is_said(tmp_path, capsys):
     """Copies of notebooks and of a Mac's archives are no class; photographs in a format not read must not vanish."""
     pixels = Image.fromarray(drawing())
