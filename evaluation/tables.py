@@ -48,8 +48,8 @@ def temperature_note(temperature: float, shape: Shape, *, held_out: bool) -> str
 
 
 def batch_norm_note(rule: str) -> str:
-    """What batch norms use at test; empty where there are none."""
-    return f"Batch norms use {BATCH_NORM[rule]}." if rule else ""
+    """What batch norms use at test, by `Learner.batch_norm`."""
+    return f"Batch norms use {BATCH_NORM[rule]}."
 
 
 def calibration_note(name: str, temperatures: Mapping[str, float], dataset: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from scipy.special import expit, softmax
 from scipy.stats import norm
 
+from fewshot.inference.inner import Code
 from fewshot.runners.studies import convergence, hyperparameters, iris, likelihoods, outer_loop, questions, reporting
 from fewshot.training import run_directory
 from fewshot.training.configuration import RunConfig, resolve
@@ -129,6 +130,12 @@ def test_maps_agree_with_the_learner_and_know_nothing_far_away(name):
     np.testing.assert_allclose(found.grid[1, 2, 1], direct, atol=0.05)  # 512 draws each
     np.testing.assert_allclose(found.far[0], 1 / 3, atol=1e-5)
     np.testing.assert_allclose(found.far[1], 1 / 3, atol=0.02)
+
+
+def test_a_map_whose_inference_failed_is_refused(monkeypatch):
+    monkeypatch.setattr(iris, "predict_both_ways", lambda *_: (np.zeros((2, 26, 3)), Code.NON_FINITE))
+    with pytest.raises(reporting.StudyError, match="softmax, cvi, but its inference ended with NON_FINITE"):
+        of_iris("softmax, cvi")
 
 
 def test_summaries_of_maps_are_means_over_their_places():

@@ -216,11 +216,14 @@ def map_of(
     axes: Float[np.ndarray, "2 G"],
     seed: int,
 ) -> Map:
-    """The map of a method, given the training points of the first split."""
+    """The map of a method, given the training points of the first split. Raises StudyError where inference failed."""
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
     query = np.concatenate([grid.reshape(-1, 2), x.max(0)[None] + AWAY])
     chosen = drawn.train[0]
-    found = np.asarray(predict_both_ways(name, jax.random.key(seed), x[chosen], y[chosen], drawn.real, query))
+    found, code = predict_both_ways(name, jax.random.key(seed), x[chosen], y[chosen], drawn.real, query)
+    if code != Code.OK:
+        raise StudyError(f"expected a map of {name}, but its inference ended with {Code(int(code)).name}")
+    found = np.asarray(found)
     return Map(found[:, :-1].reshape(len(PREDICTIONS), *grid.shape[:2], CLASSES), found[:, -1])
 
 
@@ -232,14 +235,15 @@ def predict_both_ways(
     y: Int[Array, " N"],
     real: Bool[Array, " N"],
     query: Float[Array, "Q 2"],
-) -> Float[Array, "2 Q C"]:
-    """Probabilities of the queries by PREDICTIONS: the likelihood at the mean of q, and its expectation under q."""
+) -> tuple[Float[Array, "2 Q C"], Int[Array, ""]]:
+    """Probabilities by PREDICTIONS, the likelihood at the mean of q and its expectation under q; the fit's code."""
     learner = learner_of(name)
     fit_key, predict_key = jax.random.split(key)
-    state, _ = learner.fit(fit_key, x, y, CLASSES, Mask(real, jnp.ones(CLASSES, bool)))
+    state, code = learner.fit(fit_key, x, y, CLASSES, Mask(real, jnp.ones(CLASSES, bool)))
     marginals = state.posterior.predict(learner.latent_query(state, query))
     at_mean = Marginals(marginals.mean, jnp.zeros_like(marginals.mean))
-    return jnp.stack([predict_marginals(predict_key, METHODS[name][0], each) for each in (at_mean, marginals)])
+    both = [predict_marginals(predict_key, METHODS[name][0], each) for each in (at_mean, marginals)]
+    return jnp.stack(both), code
 
 
 def summaries(x: Float[np.ndarray, "I 2"], axes: Float[np.ndarray, "2 G"], maps: Mapping[str, Map]) -> list[MapRow]:
