@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from drawn import is_drawn
 from scipy.special import expit, softmax
 from scipy.stats import norm
 
@@ -193,7 +194,7 @@ def finished(path, rows, figures):
     stored = json.loads((path / "results.json").read_text())
     assert stored["rows"] == json.loads(json.dumps(rows)) and rows
     assert "| --- |" in (path / "table.md").read_text()
-    assert all((path / figure).stat().st_size > 10_000 for figure in figures)
+    assert all(is_drawn(path / figure) for figure in figures)
 
 
 @pytest.mark.slow
