@@ -7,6 +7,7 @@
     python benchmarks/heads.py scores --out docs/results/heads/scores.md      which score tells unknown classes
     python benchmarks/heads.py fit --out fewshot/weights                      the files that are shipped
     python benchmarks/heads.py test --out docs/results/heads/comparison.md    beside other methods, paired differences
+    python benchmarks/heads.py counts --out docs/results/heads/counts.md      classes with unlike numbers of pictures
     python benchmarks/heads.py unknown --out docs/results/heads/unknown.md    classes that a task does not show
 
 Data sets are Flowers 102 and the groceries, each with a metric and temperatures of its own; what is for any picture has
@@ -40,6 +41,7 @@ from head_comparison import (
     rows_of,
     solved,
 )
+from head_counts import CHOICE_HEADER, TEST_HEADER, choice_rows, test_rows
 from head_kept import KEEP, KEPT_HEADER, THRESHOLD_HEADER, kept_rows, threshold_row
 from head_kinds import ACROSS_HEADER, LIKENESS_HEADER, across_kinds, kind_of, likenesses
 from head_setting import (
@@ -446,8 +448,35 @@ def unknown(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
     )
 
 
+def counts(sources: Sequence[Source], arguments: argparse.Namespace) -> str:
+    """Tasks whose classes have unlike numbers of labelled pictures: how these are shown, and what that is worth."""
+    rows, count = [], arguments.episodes
+    for name in (DEFAULT, *OF_KIND):
+        rows += choice_rows(name, *shipped(name, sources), count)
+    columns = np.array([[float(cell) for cell in row[3:]] for row in rows])
+    means = [f"{one:.4f}" for one in np.exp(np.log(columns).mean(axis=0))]
+    pretrained, results = load_pretrained(DEFAULT), []
+    for source in sources:
+        parts = [source.dataset(some) for some in (source.classes(TEST), Setting([source]).learned[source.name])]
+        results += test_rows(pretrained, *parts, source.name, count)
+    return (
+        "# Classes with unlike numbers of labelled pictures\n\n"
+        f"{command(arguments)}: {count} tasks of every kind, ten queries a class. The column `labelled` has the "
+        "numbers of pictures of the classes. A learner is shown each picture once, or those of rare classes several "
+        "times, so that it sees about as many of every class (`copies_of` of `fewshot/conditioning.py`).\n\n"
+        "## The power of the temperature\n\nWith copies the temperature is that of tasks with as many pictures as are "
+        "shown, times the geometric mean over the classes of the number of copies, to a power. NLL, on classes of "
+        "training and validation, every fold of them by the metric of the other folds; the last row is the geometric "
+        f"mean of the others.\n\n{format_markdown(CHOICE_HEADER, [*rows, ['all', '', '', *means]])}\n"
+        "## Test classes\n\nBoth ways by the shipped heads, and class means of the features, at the temperature of "
+        "least NLL on classes of training and validation. Accuracy in percent, with its 95% interval over tasks.\n\n"
+        f"{format_markdown(TEST_HEADER, results)}"
+    )
+
+
 PAGES = {
     "choose": choice,
+    "counts": counts,
     "folds": numbers_of_folds,
     "images": numbers_of_images,
     "kinds": kinds,

@@ -5,8 +5,8 @@
     classifier = FewShotClassifier(encoder="efficientnet-lite0").fit(paths, labels)
     classifier.predict_proba(more)
 
-It serves any learner, takes any labels of one kind, and any counts of at least one example a class; answers lean to
-classes that have more than others (docs/photographs.md).
+It serves any learner, takes any labels of one kind, and any counts of at least one example a class. Every class is
+taken to be as likely as any other, however many examples it has.
 """
 
 from pathlib import Path
@@ -28,10 +28,12 @@ from fewshot.conditioning import (
     Kept,
     Latents,
     TemperaturePrior,
+    copies_of,
     draws_for,
     embed,
     fit_task,
     restored,
+    with_copies,
 )
 from fewshot.evaluation.selection import kept_at
 from fewshot.heads import UNKNOWN, Built, GaussianProcessHead, Head, PretrainedHead, TrainedRun
@@ -87,8 +89,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     temperature: of the probabilities, "auto" for the one of the head, from which a task departs as its labels tell
     wherever a class has two examples. A number is taken as it is, unless temperature_of_fewer, that of tasks with an
-    example a class fewer, is given too: then the task departs from it. draws: of every Monte-Carlo expectation, "auto"
-    for as many as the task's size allows, None for the learner's own number. random_state: the seed.
+    example a class fewer, is given too: then the task departs from it. balanced: True takes every class to be as likely
+    as any other, and shows the learner examples of rare ones several times (`conditioning.copies_of`); False shows each
+    once, and answers lean to classes that have more. draws: of every Monte-Carlo expectation, "auto" for as many as the
+    task's size allows, None for the learner's own number. random_state: the seed.
 
     X is a table of features [N, D], images [N, H, W, Ch] as bytes or numbers in [0, 1], or paths of pictures; y is
     words, whole numbers or truth values.
@@ -108,12 +112,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         *,
         temperature: float | str = AUTO,
         temperature_of_fewer: float | None = None,
+        balanced: bool = True,
         draws: int | str | None = AUTO,
         random_state: int | np.random.RandomState | None = 0,
     ):
         self.learner, self.encoder = learner, encoder
         self.temperature, self.temperature_of_fewer = temperature, temperature_of_fewer
-        self.draws, self.random_state = draws, random_state
+        self.balanced, self.draws, self.random_state = balanced, draws, random_state
 
     @classmethod
     def from_run(cls, run_dir: str | Path, data_root: str | None = None, **parameters: Any) -> "FewShotClassifier":
@@ -247,6 +252,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             saving.encoder_of(about, encoder, Path(path)),
             temperature=about.temperature,
             temperature_of_fewer=about.temperature_of_fewer,
+            balanced=about.balanced,
             draws=about.draws,
         )
         saving.check_fit(lambda: _built(head, _width(kept.inputs)), about, kept, Path(path))
@@ -273,8 +279,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     def task_(self) -> FittedTask:
         """The labelled examples, and the posterior; of what was loaded it is found when it is first asked for."""
         if not hasattr(self, "_task"):
-            learner = self._drawn(self.built().learner, len(self._kept.y), len(self.classes_))
-            self._task = restored(learner, len(self.classes_), self._kept)
+            ways = len(self.classes_)
+            learner = self._drawn(self.built().learner, int(self._kept.copies.sum()), ways)
+            self._task = restored(learner, ways, self._kept)
         return self._task
 
     @property
@@ -285,7 +292,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     @property
     def prior_temperature_(self) -> TemperaturePrior:
         """What was expected of the task's temperature before its labels were seen."""
-        return self._temperature_prior(self.built(), self.class_count_.tolist())
+        return self._temperature_prior(self.built(), self._kept.y, self._kept.copies)
 
     @property
     def learner_(self) -> Learner:
@@ -324,9 +331,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if len(classes) < 2:
             got = "1 class" if len(classes) else "0 classes"
             raise ValueError(f"expected examples of at least two classes, got {got}; add labelled examples of another")
-        learner = self._drawn(built.learner, len(y), len(classes))
-        prior = self._temperature_prior(built, np.bincount(y).tolist())
-        task = fit_task(learner, key, inputs, y, len(classes), prior)
+        if not isinstance(self.balanced, bool | np.bool_):
+            raise ValueError(f"expected True or False as balanced, got {self.balanced!r:.40}")
+        shown = copies_of(y, len(classes)) if self.balanced else np.ones(len(y), int)
+        learner = self._drawn(built.learner, int(shown.sum()), len(classes))
+        prior = self._temperature_prior(built, y, shown)
+        task = fit_task(learner, key, inputs, y, len(classes), prior, shown)
         self.classes_, self._task, self._kept = classes, task, task.kept
 
     def _inputs(self, X: object) -> np.ndarray:
@@ -374,10 +384,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"expected draws as an even number, 'auto' or None, got {self.draws!r:.40}")
         return learner.with_draws(int(self.draws))
 
-    def _temperature_prior(self, built: Built, counts: list[int]) -> TemperaturePrior:
+    def _temperature_prior(self, built: Built, y: np.ndarray, shown: np.ndarray) -> TemperaturePrior:
         own, fewer = self.temperature, self.temperature_of_fewer
         if own == AUTO and fewer is None:
-            return built.temperature(counts)
+            return with_copies(built.temperature, y, shown)
         for name, value in (("temperature", own), ("temperature_of_fewer", 1.0 if fewer is None else fewer)):
             if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < value < np.inf:
                 raise ValueError(f"expected a positive number as {name}, got {value!r:.40}")
@@ -398,6 +408,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             encoder=name_of(encoder),
             temperature=self.temperature,
             temperature_of_fewer=self.temperature_of_fewer,
+            balanced=bool(self.balanced),
             draws=self.draws,
             features=getattr(self, "n_features_in_", None),
             feature_names=None if names is None else [str(name) for name in names],

@@ -1,8 +1,8 @@
 """Fitted classifiers as files: safetensors with JSON beside the arrays, never a pickle.
 
-    inputs [N, ...], y [N], key [2], temperatures [G], weights [G]   what the posterior is found from again
-    about                                                           the learner, the encoder, the classes, a version
-    shipped/..., shipped                                            where shipped weights answer: their file
+    inputs [N, ...], y [N], key [2], temperatures [G], weights [G], copies [N]   what the posterior is found from again
+    about                                      the learner, the encoder, the classes, a version
+    shipped/..., shipped                       where shipped weights answer: their file
 
 Shipped weights are in the file, so that another version of the package, with others, still answers alike. Another
 learner is not: a description of it is, or where it lies with the SHA-256 of its content. A file may come from somebody
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
 
-from fewshot.conditioning import Kept
+from fewshot.conditioning import MOST_SHOWN, Kept
 from fewshot.evaluation.text import plain
 from fewshot.heads import (
     HEADS,
@@ -38,7 +38,10 @@ from fewshot.models.networks.encoders import ENCODERS, Encoder
 from fewshot.pretrained import SPECIAL, Content
 from fewshot.training import weights
 
-SCHEMA_VERSION = 3  # 1 has no `answers`; neither 1 nor 2 has shipped weights, nor powers of features, which were 1
+# 1 has no `answers`; neither 1 nor 2 has shipped weights, nor powers of features, which were 1. Before 4 each example
+# was shown once.
+SCHEMA_VERSION = 4
+OLDER = (1, 2, 3)
 SHIPPED = "shipped"
 GIVEN = "given"  # of a Learner that whoever loads the file has
 MOST_CLASSES, MOST_LETTERS = 100_000, 10_000
@@ -66,6 +69,7 @@ class About:
     encoder: str | None
     temperature: float | str
     temperature_of_fewer: float | None
+    balanced: bool
     draws: int | str | None
     features: int | None
     feature_names: list[str] | None
@@ -117,11 +121,8 @@ def load(path: Path) -> Stored:
     except (ValueError, OSError) as error:
         raise SavedError(f"expected a saved classifier in {path}, got {plain(error)[:200]}") from error
     stored = _parsed(metadata.get("about", ""))
-    if isinstance(stored, dict) and stored.get("schema_version") in (1, 2):
-        stored.setdefault("answers", None)
-        stored["schema_version"] = SCHEMA_VERSION
-        if stored.get("kind") == GaussianProcessHead.kind and isinstance(stored.get("parameters"), dict):
-            stored["parameters"].setdefault("power", 1.0)
+    if isinstance(stored, dict) and stored.get("schema_version") in OLDER:
+        _bring_up_to_date(stored, arrays)
     if not isinstance(stored, dict) or stored.get("schema_version") != SCHEMA_VERSION:
         version = repr(stored.get("schema_version"))[:40] if isinstance(stored, dict) else "none"
         raise SavedError(f"expected a saved classifier of schema version {SCHEMA_VERSION} in {path}, got {version}")
@@ -135,6 +136,17 @@ def load(path: Path) -> Stored:
     shipped = _shipped(path, arrays.pop(SHIPPED, None), _parsed(metadata.get(SHIPPED, "null")))
     kept = _checked_arrays(path, arrays, len(stored["classes"]))
     return Stored(about, np.array(stored["classes"]), kept, shipped)
+
+
+def _bring_up_to_date(stored: dict[str, Any], arrays: dict[Any, Any]) -> None:
+    """Give what an older version wrote the values that it meant."""
+    parameters = stored.get("parameters")
+    if stored["schema_version"] < 3 and stored.get("kind") == GaussianProcessHead.kind and isinstance(parameters, dict):
+        parameters.setdefault("power", 1.0)
+    stored.setdefault("answers", None)
+    stored.setdefault("balanced", False)
+    arrays.setdefault("copies", np.ones(np.shape(arrays.get("y", ())), int))
+    stored["schema_version"] = SCHEMA_VERSION
 
 
 def learner_of(
@@ -214,7 +226,7 @@ def _shipped(path: Path, tree: object, metadata: object) -> Content | None:
 def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:
     if wrong := {*Kept._fields} ^ arrays.keys():
         _refuse(path, "arrays", ", ".join(Kept._fields), sorted(map(str, wrong))[0])
-    kinds = {"inputs": "uf", "y": "i", "key": "u", "temperatures": "f", "weights": "f"}
+    kinds = {"inputs": "uf", "y": "i", "key": "u", "temperatures": "f", "weights": "f", "copies": "i"}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds[name]:
             _refuse(path, name, "an array of numbers", getattr(array, "dtype", "several"))
@@ -225,6 +237,9 @@ def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:
         _refuse(path, "y", f"a label for each of the inputs {kept.inputs.shape}", kept.y.shape)
     if not np.array_equal(np.unique(kept.y), np.arange(classes)):
         _refuse(path, "y", f"labels from 0 to {classes - 1}, each at least once", "others")
+    copies, most = kept.copies, 2 * MOST_SHOWN
+    if copies.shape != kept.y.shape or (copies < 1).any() or (copies > most).any() or (copies - 1).sum() > most:
+        _refuse(path, "copies", "a number from 1 for each label", "others")
     if kept.key.shape != (2,) or kept.key.dtype != np.uint32:
         _refuse(path, "key", "two numbers of 32 bits", f"{kept.key.dtype} {kept.key.shape}")
     nodes = kept.temperatures
@@ -255,6 +270,7 @@ def _expected_of(name: str, value: object) -> str:
         "encoder": (optional_name, "a name or null"),
         "temperature": (value == "auto" or _is_positive(value), "a positive number or auto"),
         "temperature_of_fewer": (value is None or _is_positive(value), "a positive number or null"),
+        "balanced": (type(value) is bool, "true or false"),
         "draws": (
             value in (None, "auto") or (type(value) is int and value in range(2, 10**6, 2)),
             "an even number, auto or null",

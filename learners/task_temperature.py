@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from fewshot.inference.inner.base import Code, Mask
@@ -64,16 +65,17 @@ def task_temperature(
     mask: Mask | None = None,
     folds: int = FOLDS,
     spread: float | Float[Array, ""] = SPREAD,
+    origin: Int[Array, " N"] | None = None,
 ) -> TemperatureMixture:
     """The posterior of a task's temperature (T3), from its labelled inputs [N, ...].
 
     `temperature` is the run's for tasks of this shape, `temperature_of_fewer` its one for those with one image a class
-    fewer, as tasks have from which an image of every class was left out. Where no class has two images, and for folds
-    whose inference fails, nothing is learned.
+    fewer, as tasks have from which an image of every class was left out. `origin` is as in `left_out`. Where no class
+    has two images, and for folds whose inference fails, nothing is learned.
     """
     if mask is None:
         mask = Mask(jnp.ones(y.shape, bool), jnp.ones(classes, bool))
-    held = left_out(y, mask.points, folds)
+    held = left_out(y, mask.points, folds, origin)
     fit_key, predict_key = jax.random.split(key)
 
     def predicted_without(fold: Array) -> tuple[Array, Array]:
@@ -85,15 +87,27 @@ def task_temperature(
         probabilities, codes = jax.lax.map(predicted_without, held)
     else:
         probabilities, codes = (jnp.stack(parts) for parts in zip(*map(predicted_without, held), strict=True))
-    seen = held & (codes != Code.NON_FINITE)[:, None]
+    seen = held & is_original(y, origin) & (codes != Code.NON_FINITE)[:, None]
     return posterior_of(probabilities, y, seen, temperature, temperature_of_fewer, spread)
 
 
-def left_out(y: Int[Array, " N"], real: Bool[Array, " N"], folds: int) -> Bool[Array, "F N"]:
-    """Fold k leaves out the k-th image of every class that has as many, and at least two."""
-    same = (y[:, None] == y) & real[:, None] & real
+def left_out(
+    y: Int[Array, " N"], real: Bool[Array, " N"], folds: int, origin: Int[Array, " N"] | None = None
+) -> Bool[Array, "F N"]:
+    """Fold k leaves out the k-th image of every class that has as many, and at least two, with all copies of it.
+
+    origin: of which image each is a copy, for one that is none itself; None where none is.
+    """
+    counted = real & is_original(y, origin)
+    same = (y[:, None] == y) & counted[:, None] & counted
     number, count = jnp.sum(jnp.tril(same, -1), axis=1), jnp.sum(same, axis=1)
-    return (number == jnp.arange(folds)[:, None]) & (count > 1)
+    held = (number == jnp.arange(folds)[:, None]) & (count > 1)
+    return held if origin is None else held[:, origin] & real
+
+
+def is_original(y: Int[Array | np.ndarray, " N"], origin: Int[Array | np.ndarray, " N"] | None) -> Bool[Array, " N"]:
+    """Which images are no copies of another."""
+    return jnp.ones(y.shape, bool) if origin is None else origin == jnp.arange(len(y))
 
 
 @jax.jit
