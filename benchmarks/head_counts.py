@@ -50,7 +50,7 @@ def answered(
     learner: Learner, by_counts: Callable[[Sequence[int]], TemperaturePrior], task: Task, power: float | None
 ) -> np.ndarray:
     """Probabilities [Q, C] of the queries. power: of the temperature with copies; None shows every example once."""
-    classes = task.y.max() + 1
+    classes = int(task.y.max()) + 1
     copies = np.ones(len(task.y), int) if power is None else copies_of(task.y, classes)
     prior = with_copies(by_counts, task.y, copies, power or 0.0)
     x, query = (embed(learner, one[:, None, None]) for one in (task.x, task.query))

@@ -5,7 +5,6 @@ import csv
 import html
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SHOWN = 20  # rows of the table; --csv has them all
-LEANING = 2  # ratio of labelled pictures between classes from which answers come with a warning (docs/photographs.md)
 SIDE, QUALITY = 160, 80  # of thumbnails
 STRANGE = 0.9  # the share from which on a picture is marked; with 9 labelled pictures it can be reached
 PAGE_STYLE = """
@@ -67,8 +65,6 @@ def table(found: Predicted, csv_file: str | None = None) -> str:
     heading = f"{len(found.classes)} classes with {images} each, {queries}; read as {found.read_as}"
     before = "" if found.before is None else f", learned from the labelled images; before them {found.before:.3g}"
     lines = [heading, f"temperature {found.temperature:.3g}{before}"]
-    if balance := balance_note(found.counts):
-        lines.append(f"warning: {balance}")
     best = np.argsort(-found.probabilities, axis=1)[:, :2]
     rows = [
         [
@@ -87,17 +83,6 @@ def table(found: Predicted, csv_file: str | None = None) -> str:
     if found.unknown is not None:
         lines.append("unknown: share of the labelled pictures, each left out, that look less strange than this one")
     return "\n".join(lines)
-
-
-def balance_note(counts: Sequence[int]) -> str:
-    """What follows where a class has LEANING times the labelled pictures of another, or more; else empty."""
-    low, high = min(counts), max(counts)
-    if high < LEANING * low:
-        return ""
-    return (
-        f"classes have {low} to {high} labelled images, and answers lean to those with more, too sure of themselves; "
-        "give all about as many"
-    )
 
 
 def summary(found: Predicted) -> str:
@@ -148,7 +133,6 @@ def html_page(found: Predicted, query: Images) -> str:
     notes = [
         f"Classes and their labelled pictures: {classes}.",
         f"{summary(found)}. Orange: left open. Red: looks stranger than {STRANGE:.0%} of the labelled pictures.",
-        *([f"Warning: {balance}."] if (balance := balance_note(found.counts)) else []),
     ]
     text = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
     return (

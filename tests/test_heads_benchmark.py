@@ -8,8 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import REPOSITORY, load_benchmark
+from scipy.special import softmax
 
+from fewshot.conditioning import TemperaturePrior
 from fewshot.evaluation.scoring import Scores
+from fewshot.learners import NearestMean
+from fewshot.models import Identity
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +145,64 @@ def test_every_episode_is_answered_by_the_head_that_its_pictures_choose(setting)
     picked = comparison.picked(which, [high, low])
     np.testing.assert_array_equal(picked.probabilities[0], low.probabilities[0])
     np.testing.assert_array_equal(picked.probabilities[1:], high.probabilities[1:])
+
+
+@pytest.fixture
+def counts(monkeypatch, setting):
+    found = importlib.import_module("head_counts")
+    monkeypatch.setattr(found, "COUNTS", ((4, 1), (3, 1, 1)))
+    return found
+
+
+def pictures_of(setting, name="a", classes=12, each=16):
+    """A data set of clusters, nine classes of which may be learned from."""
+    rng, labels = np.random.default_rng(3), np.repeat(np.arange(classes), each)
+    features = rng.normal(size=(classes, 5))[labels] + 0.3 * rng.normal(size=(len(labels), 5))
+    split = np.array([setting.TRAIN] * 6 + [setting.VALIDATION] * 3 + [setting.TEST] * 3)
+    return setting.Source(name, features.astype(np.float32), labels, split)
+
+
+def test_tasks_have_the_numbers_of_pictures_that_are_asked_for(setting, counts):
+    source = pictures_of(setting)
+    classes = source.classes(setting.TEST)
+    for task in counts.tasks(source.dataset(classes), (4, 1, 2), 5):
+        assert np.bincount(task.y).tolist() == [4, 1, 2] and np.bincount(task.y_query).tolist() == [counts.QUERIES] * 3
+        rows = [tuple(one) for one in np.concatenate([task.x, task.query])]
+        assert len(set(rows)) == len(rows)
+        of = {tuple(x): label for x, label in zip(source.features, source.labels, strict=True)}
+        named = {(of[tuple(x)], y) for x, y in zip([*task.x, *task.query], [*task.y, *task.y_query], strict=True)}
+        assert len(named) == 3 and {label for label, _ in named} == set(classes)
+
+
+def test_copies_alone_change_no_class_mean_and_their_temperature_does(setting, counts):
+    (task,) = counts.tasks(pictures_of(setting).dataset(np.arange(9)), (4, 1), 1)
+    learner = NearestMean(Identity((1, 1, 5)))
+    once, copied, warmer = (
+        counts.answered(learner, lambda _: TemperaturePrior(2.0), task, p) for p in (None, 0.0, 1.0)
+    )
+    np.testing.assert_allclose(copied, once, rtol=1e-5)
+    np.testing.assert_allclose(once, softmax(counts.class_means(task) / 2, axis=1), rtol=1e-4)
+    np.testing.assert_allclose(warmer, softmax(counts.class_means(task) / (2 * 2), axis=1), rtol=1e-4)  # sqrt(1 * 4)
+
+
+def test_powers_are_judged_on_classes_to_learn_from_and_methods_on_others(setting, counts, monkeypatch):
+    source, asked = pictures_of(setting), []
+
+    def answered(learner, by_counts, task, power):
+        asked.append(power)
+        sharp = 1.0 if power is None else 2.0 + power
+        return softmax(sharp * np.eye(task.y.max() + 1)[task.y_query], axis=1).astype(np.float32)
+
+    monkeypatch.setattr(counts, "answered", answered)
+    shipped = SimpleNamespace(name="photographs", build=lambda width: SimpleNamespace(temperature=None, learner=None))
+    monkeypatch.setattr(counts, "PretrainedHead", lambda name: shipped)
+    rows = counts.choice_rows("photographs", setting.Head(rank=2), setting.Setting([source]), 4)
+    assert [row[:3] for row in rows] == [["photographs", "a", "4, 1"], ["photographs", "a", "3, 1, 1"]]
+    assert asked[: len(counts.POWERS) + 1] == [None, *counts.POWERS]
+    nlls = [f"{np.log(1 + np.exp(-sharp)):.4f}" for sharp in (1.0, *(2.0 + power for power in counts.POWERS))]
+    assert rows[0][3:] == nlls and len(rows[0]) == len(counts.CHOICE_HEADER)
+    parts = [source.dataset(classes) for classes in (source.classes(setting.TEST), np.arange(9))]
+    found = counts.test_rows(SimpleNamespace(for_task=lambda x: shipped), *parts, "a", 4)
+    assert [row[2] for row in found] == [counts.OURS, "shipped head, each shown once", "class means"] * 2
+    assert all(len(row) == len(counts.TEST_HEADER) and 0 <= float(row[3].split()[0]) <= 100 for row in found)
+    assert found[0][3].startswith("100.0 ") and float(found[0][4]) < float(found[1][4])

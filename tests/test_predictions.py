@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fewshot import FewShotClassifier, classifier, heads, predicting, pretrained
-from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary, table
+from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary
 from fewshot.models.networks import encoders
 from fewshot.models.networks.pictures import FrozenEncoder, Preparation
 from fewshot.predicting import load_model
@@ -236,11 +236,3 @@ def test_outputs_are_refused_where_nothing_can_be_written(tmp_path, monkeypatch)
 def test_a_flag_that_comes_twice_adds_to_what_it_said():
     given = predict.parse(["--support", "s", "--query", "a", "b", "--query", "c", "--add", "d", "--add", "e", "f"])
     assert given.query == ("a", "b", "c") and given.add == ("d", "e", "f")
-
-
-def test_classes_of_unlike_numbers_of_pictures_come_with_a_warning(found):
-    pixels = Images(np.zeros((3, 8, 8, 3), np.uint8), found.names, [""] * 3)
-    for counts, said in {(2, 3): False, (2, 4): True, (1, 5): True, (1, 1): False}.items():
-        one = found._replace(counts=list(counts))
-        warning = f"classes have {counts[0]} to {counts[1]} labelled images, and answers lean to those with more"
-        assert (f"\nwarning: {warning}" in table(one)) == (f"Warning: {warning}" in html_page(one, pixels)) == said
