@@ -23,8 +23,8 @@ LEGEND = """Accuracy in %, then the NLL in nats a query at the run's own tempera
 both are means. *Changed*: training images changed at random. *Published*: accuracy after 60,000 episodes at 1-shot
 and 40,000 at 5-shot, images as they are. Steps are those planned; a run ends sooner where validation has not improved
 for a third of them. Those of the MAMLs, the chaser and ABML are of four tasks, those of feature transfer and
-baseline++ of a batch. Rows have 600 or 3,000 test episodes, as the tables that they come from say. The order: most
-steps first, then accuracy, with images as they are.
+baseline++ of a batch; what is untrained sees pixels. Rows have 600 or 3,000 test episodes, as the tables that they
+come from say. The order: most steps first, then accuracy, with images as they are.
 """
 PANEL, LINE = 5.2, 0.3  # inches: width of a panel, height of a method
 SIGNS = ("o", "D", "s", "^")  # for the numbers of steps
@@ -37,7 +37,7 @@ class Condition(NamedTuple):
     steps: int
 
     def __str__(self) -> str:
-        return f"{self.steps:,} steps{', changed' if self.changed else ''}"
+        return f"{f'{self.steps:,} steps' if self.steps else 'untrained'}{', changed' if self.changed else ''}"
 
 
 class Cell(NamedTuple):

@@ -25,6 +25,7 @@ ROWS = [
     row("dkt-augmented", 0.8, 0.25, augment="handwriting"),
     row("relation", 0.75, budget=6000),
     row("maml", 0.1, shot=5),
+    row("nearest-mean", 0.95, shot=5, budget=0),
 ]
 
 
@@ -37,7 +38,9 @@ def test_rows_are_means_over_seeds_under_their_conditions(overview):
     assert lines[0] == "| 1-shot | 1,000 steps | 6,000 steps | 1,000 steps, changed | published |"
     assert lines[2] == "| relation |  | 75.0, 1.000 |  | 75.62 |"
     assert lines[3] == "| dkt | 55.0, 1.500 (2) | 70.0, 1.000 | 80.0, 0.250 | 73.06 |"
-    assert list(overview.overview(ROWS, 5)["maml"].values()) == [(pytest.approx(10), 1.0, 1)]
+    several = overview.overview(ROWS, 5)
+    assert list(several["maml"].values()) == [(pytest.approx(10), 1.0, 1)] and list(several) == ["maml", "nearest-mean"]
+    assert overview.table(several, 5, []).startswith("| 5-shot | untrained | 1,000 steps | published |")
 
 
 def test_published_names_are_those_of_the_papers_table(overview):
