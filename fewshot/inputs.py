@@ -1,10 +1,11 @@
 """What people hand to an estimator: tables of features, images, paths of pictures; labels of any one kind."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from os import PathLike
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, cast
 
 import numpy as np
 from jaxtyping import Shaped
@@ -13,20 +14,56 @@ from sklearn.utils.validation import column_or_1d
 
 from fewshot.models.networks.encoders import Encoder, load_encoder
 from fewshot.tasks.feature_cache import BLOCK, FeatureCache
-from fewshot.tasks.images import Prepare, prepared_files
+from fewshot.tasks.files import DAMAGE
+from fewshot.tasks.images import DAMAGED_PICTURE, Prepare, as_read, prepared_files, unreadable
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    Pictures: TypeAlias = list[Path] | list[Image] | np.ndarray  # by their paths, Pillow's, or as arrays
 
 Encode = Callable[[object], np.ndarray]
+
+
+def given_pictures(given: object) -> "Pictures | None":
+    """The pictures that were given, None for a table of features. Raises ValueError for one path alone, DataError."""
+    found: "Pictures | None" = paths_of(given)
+    if found is None:
+        found = pictures_of(given)
+    return images_of(given) if found is None else found
 
 
 def paths_of(given: object) -> list[Path] | None:
     """The paths that were given, None for anything else. Raises ValueError for one path alone."""
     if isinstance(given, str | PathLike):
         raise ValueError(f"expected a list of paths, got {str(given)[:80]!r}; put it into a list")
-    if not isinstance(given, list | tuple) and axes_of(given) != 1:
+    if not isinstance(given, list | tuple):
+        shape = getattr(given, "shape", ())
+        if len(shape) != 1 and shape[1:] != (1,):  # nor a table of one column
+            return None
+        given = np.asarray(given).ravel().tolist()
+    entries: list[object] = list(given)
+    words = [entry for entry in entries if isinstance(entry, str | PathLike)]
+    return [Path(word) for word in words] if words and len(words) == len(entries) else None
+
+
+def pictures_of(given: object) -> "list[Image] | None":
+    """The pictures of Pillow's that were given, as those of files are read; None for anything else.
+
+    Raises DataError for one that cannot be read.
+    """
+    from PIL.Image import Image
+
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(one, Image) for one in given):
         return None
-    entries = list(given)  # type: ignore[call-overload]
-    words = [isinstance(entry, str | PathLike) for entry in entries]
-    return [Path(entry) for entry in entries] if words and all(words) else None
+    pictures = []
+    for number, one in enumerate(given):
+        name = getattr(one, "filename", "") or f"picture {number}"
+        try:
+            pictures.append(as_read(one, name))
+        except (*DAMAGE, *DAMAGED_PICTURE) as error:  # Pillow reads a file when its pixels are asked for
+            raise unreadable(name, error) from error
+    return pictures
 
 
 def images_of(given: object) -> Shaped[np.ndarray, "N H W Ch"] | None:
@@ -43,24 +80,30 @@ def axes_of(given: object) -> int:
 
 
 def read_pictures(
-    paths: Sequence[Path], shape: tuple[int, int, int], prepare: Prepare
+    given: "list[Path] | list[Image]", shape: tuple[int, int, int], prepare: Prepare
 ) -> Shaped[np.ndarray, "N H W Ch"]:
-    """Bytes [N, H, W, Ch] of picture files. Raises DataError for one that cannot be read."""
-    return prepared_files([(path, "") for path in paths], shape, prepare).pixels
+    """Bytes [N, H, W, Ch] of picture files, or of Pillow's pictures. Raises DataError for a file that is damaged."""
+    if _are_paths(given):
+        return prepared_files([(path, "") for path in given], shape, prepare).pixels
+    return np.stack([prepare(picture, shape) for picture in cast("list[Image]", given)])
 
 
-def encoded(encoder: Encoder, given: list[Path] | np.ndarray) -> Shaped[np.ndarray, "N D"]:
-    """Features [N, D] of pictures, by their paths or as bytes [N, H, W, 3]; kept in the user's cache of features.
+def _are_paths(given: "Pictures") -> "TypeGuard[list[Path]]":
+    return isinstance(given[0], Path)
+
+
+def encoded(encoder: Encoder, given: "Pictures") -> Shaped[np.ndarray, "N D"]:
+    """Features [N, D] of pictures, by their paths, Pillow's, or bytes [N, H, W, 3]; kept in the user's cache.
 
     Raises DataError for a file that cannot be read, EncoderError for arrays that are no pictures.
     """
     features = FeatureCache()
-    if isinstance(given, np.ndarray):
+    if not _are_paths(given):
         return features.encode(encoder, given)
-    side = encoder.image_size
+    paths, side = given, encoder.image_size
 
     def read(start: int) -> np.ndarray:
-        return read_pictures(given[start : start + BLOCK], (side, side, 3), lambda one, _: encoder.prepare([one])[0])
+        return read_pictures(paths[start : start + BLOCK], (side, side, 3), lambda one, _: encoder.prepare([one])[0])
 
     return np.concatenate([features.encode(encoder, read(start)) for start in range(0, len(given), BLOCK)])
 

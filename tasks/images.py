@@ -158,7 +158,7 @@ def _from_array(path: Path, images: np.ndarray, labels: list[str], shape: Shape,
     return Images(pixels, [f"{path}:{number}" for number in range(len(images))], labels)
 
 
-def _bytes(images: np.ndarray, path: Path) -> np.ndarray:
+def _bytes(images: np.ndarray, path: str | Path) -> np.ndarray:
     """Bytes of bytes or of numbers in [0, 1]. Raises DataError for others."""
     if np.issubdtype(images.dtype, np.floating):
         low, high = float(np.min(images)), float(np.max(images))
@@ -194,13 +194,23 @@ def opened(content: Path | io.BytesIO, name: str | Path) -> Iterator["Image"]:
         raise
     except (*DAMAGE, *DAMAGED_PICTURE, Image.DecompressionBombError) as error:
         reason = HEIC_HINT if Path(name).suffix.lower() in HEIC else error
-        raise DataError(f"expected an image in {name}, got one that cannot be read ({reason})") from error
+        raise unreadable(name, reason) from error
+
+
+def unreadable(name: str | Path, reason: object) -> DataError:
+    """The error for a picture that cannot be read."""
+    return DataError(f"expected an image in {name}, got one that cannot be read ({reason})")
 
 
 def read_picture(file: Path) -> "Image":
     """A picture the way up that a camera says it was taken."""
     with opened(file, file) as picture:
-        return _on_paper(_eight_bits(_upright(picture), file))
+        return as_read(picture, file)
+
+
+def as_read(picture: "Image", name: str | Path) -> "Image":
+    """A picture of Pillow's as one of a file is read: upright, grey or RGB of 8 bits, on white paper."""
+    return _on_paper(_eight_bits(_upright(picture), name))
 
 
 def _upright(picture: "Image") -> "Image":
@@ -220,14 +230,14 @@ def _upright(picture: "Image") -> "Image":
     return picture.copy() if turn is None else picture.transpose(turn)
 
 
-def _eight_bits(picture: "Image", file: Path) -> "Image":
+def _eight_bits(picture: "Image", name: str | Path) -> "Image":
     """Grey, RGB or RGBA of 8 bits. Pillow's own conversion cuts grey numbers of more bits off at 255."""
     from PIL import Image
 
     if picture.mode.startswith("I;16"):
         return Image.fromarray(np.round(np.asarray(picture) / 257).astype(np.uint8))
     if picture.mode in ("I", "F"):
-        return Image.fromarray(_bytes(np.asarray(picture), file))
+        return Image.fromarray(_bytes(np.asarray(picture), name))
     if picture.mode in ("L", "RGB", "RGBA"):
         return picture
     return picture.convert("L" if picture.mode == "1" else "RGBA")
