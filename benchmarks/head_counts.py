@@ -9,19 +9,37 @@ from head_comparison import OURS, features_of
 from head_setting import Head, Setting, shares
 from scipy.special import softmax
 
-from fewshot.conditioning import COPIES_POWER, TemperaturePrior, copies_of, embed, fit_task, with_copies
+from fewshot.conditioning import TemperaturePrior, embed, fit_task
 from fewshot.evaluation import metrics
 from fewshot.evaluation.calibration import fit_temperature
+from fewshot.groups import groups_of, labels_of
 from fewshot.heads import PretrainedHead
 from fewshot.learners import Learner
 from fewshot.models.networks.metric import unit
 from fewshot.pretrained import Pretrained
 from fewshot.tasks import Dataset
 
-COUNTS = ((10, 5), (5, 1), (5, 5, 2, 2, 2), (3, 2, 2, 2, 1), (5, 3, 2, 1, 1), (5, 5, 5, 1, 1), (10, 1, 1, 1, 1))
-POWERS = (0.0, 0.25, 0.5, 0.75, 1.0)
+COUNTS = (
+    (10, 5),
+    (5, 1),
+    (10, 8, 8, 7, 6),
+    (5, 5, 5, 5, 4),
+    (5, 5, 2, 2, 2),
+    (3, 2, 2, 2, 1),
+    (5, 3, 2, 1, 1),
+    (5, 5, 5, 1, 1),
+    (10, 1, 1, 1, 1),
+)
+# Means of a class at most, from the numbers of pictures of the classes.
+WAYS = {
+    "each picture": max,
+    "means, as many as a class has on average": lambda counts: round(float(np.exp(np.mean(np.log(counts))))),
+    "means, as many as the rarest has": min,
+    "one mean": lambda counts: 1,
+}
+CHOSEN = "means, as many as the rarest has"
 QUERIES, SEED = 10, 2
-CHOICE_HEADER = ["head", "pictures", "labelled", "shown once", *(f"power {power:g}" for power in POWERS)]
+CHOICE_HEADER = ["head", "pictures", "labelled", *WAYS]
 TEST_HEADER = ["pictures", "labelled", "method", "accuracy", "NLL", "ECE"]
 
 
@@ -47,14 +65,14 @@ def tasks(dataset: Dataset, counts: Sequence[int], number: int) -> Iterator[Task
 
 
 def answered(
-    learner: Learner, by_counts: Callable[[Sequence[int]], TemperaturePrior], task: Task, power: float | None
+    learner: Learner, by_counts: Callable[[Sequence[int]], TemperaturePrior], task: Task, way: str
 ) -> np.ndarray:
-    """Probabilities [Q, C] of the queries. power: of the temperature with copies; None shows every example once."""
-    classes = int(task.y.max()) + 1
-    copies = np.ones(len(task.y), int) if power is None else copies_of(task.y, classes)
-    prior = with_copies(by_counts, task.y, copies, power or 0.0)
+    """Probabilities [Q, C] of the queries, by one of WAYS, at the temperature of tasks with what is shown."""
+    counts = np.bincount(task.y).tolist()
+    groups = groups_of(task.y, WAYS[way](counts))
+    prior = by_counts(np.bincount(labels_of(task.y, groups)).tolist())
     x, query = (embed(learner, one[:, None, None]) for one in (task.x, task.query))
-    return fit_task(learner, jax.random.key(SEED), x, task.y, classes, prior, copies).probabilities(query)
+    return fit_task(learner, jax.random.key(SEED), x, task.y, len(counts), prior, groups).probabilities(query)
 
 
 def class_means(task: Task) -> np.ndarray:
@@ -64,19 +82,20 @@ def class_means(task: Task) -> np.ndarray:
 
 
 def choice_rows(name: str, head: Head, setting: Setting, count: int) -> list[list[str]]:
-    """NLL of each way to show the examples, on classes that the metric was not made of; temperatures as shipped."""
+    """NLL of each of WAYS, on classes that the metric was not made of; temperatures as shipped."""
     rows, by_counts = [], PretrainedHead(name).build(None).temperature
     for counts in COUNTS:
         unseen = setting.unseen(head, len(counts))
         for source in setting.sources:
             parts = [one for one in unseen if one.source is source]
-            found: list[list[float]] = [[] for _ in (None, *POWERS)]
+            found: dict[str, list[float]] = {way: [] for way in WAYS}
             for part, number in zip(parts, shares(parts, count), strict=True):
                 for task in tasks(part.dataset, counts, number):
-                    for nlls, power in zip(found, (None, *POWERS), strict=True):
-                        p = answered(part.learner, by_counts, task, power)
+                    for way, nlls in found.items():
+                        p = answered(part.learner, by_counts, task, way)
                         nlls.append(metrics.nll(p[None], task.y_query[None]))
-            rows.append([name, source.name, ", ".join(map(str, counts)), *(f"{np.mean(one):.4f}" for one in found)])
+            means = [f"{np.mean(nlls):.4f}" for nlls in found.values()]
+            rows.append([name, source.name, ", ".join(map(str, counts)), *means])
             print(rows[-1], flush=True)
     return rows
 
@@ -95,8 +114,8 @@ def test_rows(pretrained: Pretrained, dataset: Dataset, learned: Dataset, name: 
         temperature = fit_temperature(cold, np.stack([task.y_query for task in known]))
         found = {"class means": softmax(np.stack([class_means(task) for task in some]) / temperature, axis=-1)}
         heads = [PretrainedHead(pretrained.for_task(task.x).name).build(None) for task in some]
-        for method, power in (("shipped head, each shown once", None), (OURS, COPIES_POWER)):
-            each = [answered(one.learner, one.temperature, task, power) for one, task in zip(heads, some, strict=True)]
+        for method, way in (("shipped head, shown each picture", "each picture"), (OURS, CHOSEN)):
+            each = [answered(one.learner, one.temperature, task, way) for one, task in zip(heads, some, strict=True)]
             found[method] = np.stack(each)
         for method, p in reversed(found.items()):
             accuracy = f"{100 * metrics.accuracy(p, labels):.1f} +- {100 * metrics.accuracy_ci95(p, labels):.1f}"

@@ -10,8 +10,6 @@ has: their distances allow for that, their entropies are larger. On photographs 
 queries have a p of .1 or less (docs/results/heads/scores.md, unknown.md).
 """
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +18,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 from fewshot.evaluation.out_of_episode import Labelled, strangeness
 from fewshot.inference.inner.base import Mask
 from fewshot.learners.base import Learner, apply
-from fewshot.learners.task_temperature import FOLDS, is_original, left_out
+from fewshot.learners.task_temperature import FOLDS, Without, for_each_fold, left_out, rest_of
 
 
 def p_values(scores: Float[np.ndarray, " Q"], known: Float[np.ndarray, " K"]) -> Float[np.ndarray, " Q"]:
@@ -35,19 +33,19 @@ def left_out_scores(
     support: Shaped[np.ndarray, "N ..."],
     y: Int[np.ndarray, " N"],
     real: Bool[np.ndarray, " N"] | None = None,
-    origin: Int[np.ndarray, " N"] | None = None,
+    without: Without | None = None,
 ) -> Float[np.ndarray, " K"] | None:
     """Scores [K] of a task's labelled inputs, each without itself; None where no class has two of them.
 
-    y are the labels [N], 0..C-1, of the labelled inputs [N, ...], of which those that are not real are padding; origin
-    says which are copies, as in `left_out`. A copy is for the learner alone: it has no score, and counts in no mean.
+    y are the labels [N], 0..C-1, of the labelled inputs [N, ...], of which those that are not real are padding.
+    `without`: the tasks that are left without each fold, None for the others of these inputs.
     """
     real = np.ones(len(y), bool) if real is None else real
-    counts = np.bincount(y[real & np.asarray(is_original(y, origin))])
+    counts = np.bincount(y[real])
     if counts.max() < 2:
         return None
     folds = int(min(FOLDS, counts.max()))
-    scores, held = apply(_scores, learner, (len(counts), folds), key, support, y, real, origin)
+    scores, held = apply(_scores, learner, (len(counts), folds), key, support, y, real, without)
     return np.asarray(scores)[np.asarray(held)]
 
 
@@ -59,17 +57,16 @@ def _scores(
     support: Array,
     y: Array,
     real: Array,
-    origin: Array | None,
+    without: Without | None,
 ) -> tuple[Float[Array, "F N"], Bool[Array, "F N"]]:
     """Scores of all labelled inputs without each fold, and which of them the fold leaves out."""
-    held, original = left_out(y, real, folds, origin), is_original(y, origin)
+    held = left_out(y, real, folds) if without is None else without.held
     fit_key, score_key = jax.random.split(key)
 
-    def scored(fold: Array) -> Array:
-        mask = Mask(real & ~fold, jnp.ones(classes, bool))
-        state, _ = learner.fit(fit_key, support, y, classes, mask)
-        return strangeness(score_key, learner, state, Labelled(support, y, mask.points & original), classes, support)
+    def scored(fold: Array | Without) -> Array:
+        inputs, labels, shown = rest_of(support, y, real, fold)
+        state, _ = learner.fit(fit_key, inputs, labels, classes, Mask(shown, jnp.ones(classes, bool)))
+        others = real & ~(fold.held if isinstance(fold, Without) else fold)
+        return strangeness(score_key, learner, state, Labelled(support, y, others), classes, support)
 
-    each: Sequence[Array] | Array
-    each = jax.lax.map(scored, held) if learner.traits.traceable else jnp.stack([scored(fold) for fold in held])
-    return jnp.asarray(each), held & original
+    return for_each_fold(learner, scored, held if without is None else without), held

@@ -5,8 +5,7 @@
     classifier = FewShotClassifier(encoder="efficientnet-lite0").fit(paths, labels)
     classifier.predict_proba(more)
 
-It serves any learner, takes any labels of one kind, and any counts of at least one example a class. Every class is
-taken to be as likely as any other, however many examples it has.
+It serves any learner, takes any labels of one kind, and any counts of at least one example a class.
 """
 
 from pathlib import Path
@@ -28,24 +27,22 @@ from fewshot.conditioning import (
     Kept,
     Latents,
     TemperaturePrior,
-    copies_of,
     draws_for,
     embed,
     fit_task,
     restored,
-    with_copies,
 )
 from fewshot.evaluation.selection import kept_at
+from fewshot.groups import groups_of, labels_of
 from fewshot.heads import UNKNOWN, Built, GaussianProcessHead, Head, PretrainedHead, TrainedRun
 from fewshot.inference.inner.base import Code
 from fewshot.inputs import (
     checked_labels,
     encoded,
-    images_of,
+    given_pictures,
     kind_of,
     name_of,
     named_encoder,
-    paths_of,
     read_pictures,
 )
 from fewshot.learners import Learner
@@ -90,12 +87,14 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     temperature: of the probabilities, "auto" for the one of the head, from which a task departs as its labels tell
     wherever a class has two examples. A number is taken as it is, unless temperature_of_fewer, that of tasks with an
     example a class fewer, is given too: then the task departs from it. balanced: True takes every class to be as likely
-    as any other, and shows the learner examples of rare ones several times (`conditioning.copies_of`); False shows each
-    once, and answers lean to classes that have more. draws: of every Monte-Carlo expectation, "auto" for as many as the
-    task's size allows, None for the learner's own number. random_state: the seed.
+    as any other, and shows the learner so many means of each as the rarest has examples (`fewshot/groups.py`); False
+    shows each example, and answers lean to classes that have more; None is True for trained networks and shipped heads,
+    and before the cosine kernel, and False for other kernels, a `Learner`, and networks that adapt to images. draws: of
+    every Monte-Carlo expectation, "auto" for as many as the task's size allows, None for the learner's own number.
+    random_state: the seed.
 
-    X is a table of features [N, D], images [N, H, W, Ch] as bytes or numbers in [0, 1], or paths of pictures; y is
-    words, whole numbers or truth values.
+    X is a table of features [N, D], images [N, H, W, Ch] as bytes or numbers in [0, 1], or a list of paths of pictures
+    or of Pillow's pictures; y is words, whole numbers or truth values.
 
     After `fit`: classes_ in the order of the columns of `predict_proba`; head_, what answers, of shipped ones that for
     the kind of pictures which the labelled ones were; learner_; class_count_, labelled examples of each class; task_,
@@ -112,7 +111,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         *,
         temperature: float | str = AUTO,
         temperature_of_fewer: float | None = None,
-        balanced: bool = True,
+        balanced: bool | None = None,
         draws: int | str | None = AUTO,
         random_state: int | np.random.RandomState | None = 0,
     ):
@@ -278,21 +277,25 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     @property
     def task_(self) -> FittedTask:
         """The labelled examples, and the posterior; of what was loaded it is found when it is first asked for."""
+        check_is_fitted(self)
         if not hasattr(self, "_task"):
             ways = len(self.classes_)
-            learner = self._drawn(self.built().learner, int(self._kept.copies.sum()), ways)
+            learner = self._drawn(self.built().learner, int(self._kept.groups.max() + 1), ways)
             self._task = restored(learner, ways, self._kept)
         return self._task
 
     @property
     def class_count_(self) -> Int[np.ndarray, " C"]:
         """Labelled examples of each class."""
+        check_is_fitted(self)
         return np.bincount(self._kept.y, minlength=len(self.classes_))
 
     @property
     def prior_temperature_(self) -> TemperaturePrior:
         """What was expected of the task's temperature before its labels were seen."""
-        return self._temperature_prior(self.built(), self._kept.y, self._kept.copies)
+        check_is_fitted(self)
+        kept = self._kept
+        return self._temperature_prior(self.built(), labels_of(kept.y, kept.groups))
 
     @property
     def learner_(self) -> Learner:
@@ -331,12 +334,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if len(classes) < 2:
             got = "1 class" if len(classes) else "0 classes"
             raise ValueError(f"expected examples of at least two classes, got {got}; add labelled examples of another")
-        if not isinstance(self.balanced, bool | np.bool_):
-            raise ValueError(f"expected True or False as balanced, got {self.balanced!r:.40}")
-        shown = copies_of(y, len(classes)) if self.balanced else np.ones(len(y), int)
-        learner = self._drawn(built.learner, int(shown.sum()), len(classes))
-        prior = self._temperature_prior(built, y, shown)
-        task = fit_task(learner, key, inputs, y, len(classes), prior, shown)
+        groups = groups_of(y) if self._is_balanced(built) else np.arange(len(y))
+        shown = labels_of(y, groups)
+        learner = self._drawn(built.learner, len(shown), len(classes))
+        task = fit_task(learner, key, inputs, y, len(classes), self._temperature_prior(built, shown), groups)
         self.classes_, self._task, self._kept = classes, task, task.kept
 
     def _inputs(self, X: object) -> np.ndarray:
@@ -346,8 +347,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     def _images(self, X: object, reset: bool) -> np.ndarray:
         """What the learner reads: images [N, H, W, Ch], or features as images of one pixel."""
-        paths = paths_of(X)
-        pictures = images_of(X) if paths is None else paths
+        pictures = given_pictures(X)
         if reset:
             for name in ("n_features_in_", "feature_names_in_"):  # of an earlier fit to a table
                 self.__dict__.pop(name, None)
@@ -363,7 +363,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         built = _built(self._head(), None)
         shape = built.learner.image_shape
         if holds_features(shape):
-            raise ValueError(f"expected features [N, {shape[2]}], got paths; give an encoder, as {ENCODER_EXAMPLE}")
+            raise ValueError(f"expected features [N, {shape[2]}], got pictures; give an encoder, as {ENCODER_EXAMPLE}")
         return read_pictures(pictures, shape, preparation(built.dataset))
 
     def _head(self) -> Head | Learner:
@@ -384,10 +384,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"expected draws as an even number, 'auto' or None, got {self.draws!r:.40}")
         return learner.with_draws(int(self.draws))
 
-    def _temperature_prior(self, built: Built, y: np.ndarray, shown: np.ndarray) -> TemperaturePrior:
+    def _is_balanced(self, built: Built) -> bool:
+        if self.balanced is not None and not isinstance(self.balanced, bool | np.bool_):
+            raise ValueError(f"expected True, False or None as balanced, got {self.balanced!r:.40}")
+        return built.balanced if self.balanced is None else bool(self.balanced)
+
+    def _temperature_prior(self, built: Built, shown: np.ndarray) -> TemperaturePrior:
+        """Of a task with the labels `shown`."""
         own, fewer = self.temperature, self.temperature_of_fewer
         if own == AUTO and fewer is None:
-            return with_copies(built.temperature, y, shown)
+            return built.temperature(np.bincount(shown).tolist())
         for name, value in (("temperature", own), ("temperature_of_fewer", 1.0 if fewer is None else fewer)):
             if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < value < np.inf:
                 raise ValueError(f"expected a positive number as {name}, got {value!r:.40}")
@@ -408,7 +414,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             encoder=name_of(encoder),
             temperature=self.temperature,
             temperature_of_fewer=self.temperature_of_fewer,
-            balanced=bool(self.balanced),
+            balanced=None if self.balanced is None else bool(self.balanced),
             draws=self.draws,
             features=getattr(self, "n_features_in_", None),
             feature_names=None if names is None else [str(name) for name in names],
@@ -420,7 +426,7 @@ def _for_task(head: Head | Learner, images: np.ndarray) -> Head | Learner:
 
 
 def _built(head: Head | Learner, width: int | None) -> Built:
-    return Built(head, lambda counts: UNKNOWN) if isinstance(head, Learner) else head.build(width)
+    return Built(head, lambda counts: UNKNOWN, False) if isinstance(head, Learner) else head.build(width)
 
 
 def _fingerprint(head: Head | Learner) -> str:

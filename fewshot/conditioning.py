@@ -4,7 +4,7 @@ Little is compiled twice: queries go through in chunks of a fixed size, and task
 masked, so that ways from 2 to 5 with 1 to 5 shots need three programs to fit and three to predict, not twenty of each.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,17 +16,16 @@ from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 from fewshot.evaluation.out_of_episode import Labelled, mutual_information, strangeness
 from fewshot.evaluation.scoring import embed_images
 from fewshot.evaluation.unknown import left_out_scores, p_values
+from fewshot.groups import padded, shown, without_each
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners.base import LatentLearner, Learner, apply
-from fewshot.learners.task_temperature import SPREAD, TemperatureMixture, is_original, single, task_temperature
+from fewshot.learners.task_temperature import SPREAD, TemperatureMixture, Without, single, task_temperature
 from fewshot.models.deep_kernel import check_images
 from fewshot.models.gaussian import AnyMarginals, JointMarginals, Marginals
 
 CHUNK = 64  # images that pass the network, and queries that are predicted, at a time
 FEW_CLASSES, FEW_POINTS = 5, 128  # up to which classes are padded to FEW_CLASSES
 DRAWS, FEWEST_DRAWS = 1024, 256  # of every expectation
-COPIES_POWER = 0.5  # chosen on validation classes of photographs (docs/results/heads/counts.md)
-MOST_SHOWN = 1000  # labelled examples that copies of those of rare classes may lead to
 MOST_NUMBERS = 4_000_000  # of the logits of all labelled examples at once, to which large tasks reduce their draws
 # Numbers of keys: the fit splits its key in two, which are fold_in(key, 0) and fold_in(key, 1); `suggestion` has 4.
 PREDICTION, INFORMATION, UNKNOWN = 2, 3, 5
@@ -61,29 +60,29 @@ class Latents(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a fitted task is made again from: inputs [N, ...], labels and copies [N], key, temperatures [G]."""
+    """What a fitted task is made again from: inputs [N, ...], labels and groups [N], key, temperatures [G]."""
 
     inputs: Shaped[np.ndarray, "N ..."]
     y: Int[np.ndarray, " N"]
+    groups: Int[np.ndarray, " N"]
     key: Shaped[np.ndarray, " K"]
     temperatures: Float[np.ndarray, " G"]
     weights: Float[np.ndarray, " G"]
-    copies: Int[np.ndarray, " N"]
 
 
 @dataclass(frozen=True, eq=False)
 class FittedTask:
     """A learner that was conditioned on inputs [N, ...] with labels y [N] in 0..classes-1.
 
-    copies: how often each is shown to the learner. examples: labelled ones a class that its prior is meant for. state
-    is that of the padded task; code is the inference's result code.
+    groups: 0..M-1 of the inputs, whose means the learner is shown; each by itself where classes are alike. examples: a
+    class has so many for the learner's prior. state is that of the padded task; code is the inference's result code.
     """
 
     learner: Learner
     key: Key[Array, ""]
     inputs: Shaped[np.ndarray, "N ..."]
     y: Int[np.ndarray, " N"]
-    copies: Int[np.ndarray, " N"]
+    groups: Int[np.ndarray, " N"]
     classes: int
     examples: float
     temperatures: TemperatureMixture
@@ -94,8 +93,9 @@ class FittedTask:
     def kept(self) -> Kept:
         """What `restored` needs beside the learner."""
         key, mixture = np.asarray(jax.random.key_data(self.key)), self.temperatures
-        nodes = np.asarray(mixture.temperatures), np.asarray(mixture.weights)
-        return Kept(self.inputs, self.y, key, *nodes, self.copies)
+        return Kept(
+            self.inputs, self.y, self.groups, key, np.asarray(mixture.temperatures), np.asarray(mixture.weights)
+        )
 
     def probabilities(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, "Q C"]:
         """Class probabilities of new inputs, averaged over temperatures (T4).
@@ -143,10 +143,9 @@ class FittedTask:
         """
         if not len(new):
             return np.empty(0, jnp.result_type(float))
-        ways, shown = _padded_task(self.learner, self.inputs, self.y, self.copies, self.classes)
-        labelled = Labelled(
-            jnp.asarray(shown.inputs), jnp.asarray(shown.y), shown.mask.points & is_original(shown.y, shown.origin)
-        )
+        own = _padded_task(self.learner, self.inputs, self.y, self.classes)
+        labelled = Labelled(jnp.asarray(own.inputs), jnp.asarray(own.y), own.mask.points)
+        ways = _shown(self.learner, self.inputs, self.y, self.groups, self.classes).ways
         parts = self._answers(_strange, (ways,), PREDICTION, new, labelled)
         found = np.concatenate([np.asarray(part) for part in parts])[: len(new)]
         if np.isnan(found).any():
@@ -155,20 +154,21 @@ class FittedTask:
 
     def unknown_p_values(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"] | None:
         """(U1) p-values that new inputs show one of the task's classes; None where no class has two labelled inputs."""
-        _, shown = _padded_task(self.learner, self.inputs, self.y, self.copies, self.classes)
-        key, real = jax.random.fold_in(self.key, UNKNOWN), np.asarray(shown.mask.points)
-        known = left_out_scores(key, self.learner, shown.inputs, shown.y, real, shown.origin)
+        own = _padded_task(self.learner, self.inputs, self.y, self.classes)
+        key, real = jax.random.fold_in(self.key, UNKNOWN), np.asarray(own.mask.points)
+        without = _without(self.learner, self.inputs, self.y, self.groups, self.classes)
+        known = left_out_scores(key, self.learner, own.inputs, own.y, real, without)
         return None if known is None else p_values(self.unknown(new), known)
 
     def with_labels(self, inputs: Shaped[np.ndarray, "K ..."], y: Int[np.ndarray, " K"]) -> "FittedTask":
         """The same task with K more labelled inputs of its classes, at the prior and the temperatures that it has.
 
-        Each of them is shown once.
+        Each is shown by itself.
         """
+        groups = np.concatenate([self.groups, self.groups.max() + 1 + np.arange(len(y))])
         inputs, y = np.concatenate([self.inputs, inputs]), np.concatenate([self.y, y])
-        copies = np.concatenate([self.copies, np.ones(len(y) - len(self.y), int)])
-        state, code = _conditioned(self.learner, self.key, inputs, y, copies, self.classes, self.examples)
-        return replace(self, inputs=inputs, y=y, copies=copies, state=state, code=code)
+        state, code = _conditioned(self.learner, self.key, inputs, y, groups, self.classes, self.examples)
+        return replace(self, inputs=inputs, y=y, groups=groups, state=state, code=code)
 
     def _answers(
         self, question: Callable[..., PyTree], static: tuple, number: int, new: np.ndarray, *more: PyTree
@@ -194,64 +194,36 @@ def fit_task(
     y: Int[np.ndarray, " N"],
     classes: int,
     temperature: TemperaturePrior,
-    copies: Int[np.ndarray, " N"] | None = None,
+    groups: Int[np.ndarray, " N"] | None = None,
 ) -> FittedTask:
     """Condition a learner on inputs [N, ...] with labels y [N], and learn the task's temperature where that is open.
 
-    copies: how often each input is shown to the learner, as `copies_of` finds it; None: once. Raises ValueError for a
-    number of classes that the learner cannot tell apart; InferenceFailedError.
+    groups: 0..M-1 of the inputs, whose means are shown to the learner, as `groups_of` finds them; None: each input by
+    itself. Raises ValueError for a number of classes that the learner cannot tell apart; InferenceFailedError.
     """
     if learner.ways not in (None, classes):
         raise ValueError(f"expected {learner.ways} classes, which this learner tells apart, got {classes}")
-    copies = np.ones(len(y), int) if copies is None else copies
-    examples = int(copies.sum()) / classes
-    state, code = _conditioned(learner, key, inputs, y, copies, classes, examples)
+    groups = np.arange(len(y)) if groups is None else groups
+    examples = int(groups.max() + 1) / classes
+    state, code = _conditioned(learner, key, inputs, y, groups, classes, examples)
     if temperature.fewer is None or np.bincount(y).max() < 2:
         temperatures = single(temperature.own)
     else:
-        ways, task = _padded_task(learner, inputs, y, copies, classes)
-        known = temperature.own, temperature.fewer, temperature.spread
-        temperatures = apply(_own_temperature, learner, (ways,), key, *task, known)
-    return FittedTask(learner, key, inputs, y, copies, classes, examples, temperatures, state, code)
+        ways, _, _, mask = _shown(learner, inputs, y, groups, classes)
+        own = _padded_task(learner, inputs, y, classes)
+        without, known = _without(learner, inputs, y, groups, classes), tuple(temperature)
+        mask = mask._replace(points=own.mask.points)
+        temperatures = apply(_own_temperature, learner, (ways,), key, own.inputs, own.y, mask, without, known)
+    return FittedTask(learner, key, inputs, y, groups, classes, examples, temperatures, state, code)
 
 
 def restored(learner: Learner, classes: int, kept: Kept) -> FittedTask:
     """The task that was kept, conditioned on again. Raises InferenceFailedError."""
     key = jax.random.wrap_key_data(jnp.asarray(kept.key))
-    examples = int(kept.copies.sum()) / classes
-    state, code = _conditioned(learner, key, kept.inputs, kept.y, kept.copies, classes, examples)
+    examples = int(kept.groups.max() + 1) / classes
+    state, code = _conditioned(learner, key, kept.inputs, kept.y, kept.groups, classes, examples)
     mixture = TemperatureMixture(jnp.asarray(kept.temperatures), jnp.asarray(kept.weights))
-    return FittedTask(learner, key, kept.inputs, kept.y, kept.copies, classes, examples, mixture, state, code)
-
-
-def copies_of(y: Int[np.ndarray, " N"], classes: int) -> Int[np.ndarray, " N"]:
-    """How often each example is shown, so that a learner sees about as many of every class: max(1, round(n / n_c)).
-
-    n is the largest number n_c of examples of a class, or MOST_SHOWN / C where that is less; up to there the shown
-    numbers of two classes have a ratio below 2. All examples of a class are shown as often, so that their order
-    does not matter. Learners are trained on tasks with equally many examples of each class, and would take one with
-    more of them for likelier everywhere (docs/photographs.md).
-    """
-    counts = np.bincount(y, minlength=classes)
-    most = min(counts.max(), MOST_SHOWN / classes)
-    return np.maximum(np.round(most / np.maximum(counts, 1)), 1).astype(int)[y]
-
-
-def with_copies(
-    temperature: Callable[[Sequence[int]], TemperaturePrior],
-    y: Int[np.ndarray, " N"],
-    copies: Int[np.ndarray, " N"],
-    power: float = COPIES_POWER,
-) -> TemperaturePrior:
-    """The prior of the temperature of a task with copies, from those by counts: T of what is shown, times k^power.
-
-    k is the geometric mean over the classes of the number of copies: an example that is shown again tells nothing new,
-    but makes probabilities surer.
-    """
-    shown = np.bincount(y, copies).round().astype(int)
-    own, fewer, spread = temperature(shown.tolist())
-    warmer = float(np.exp(power * np.mean(np.log(shown / np.bincount(y)))))
-    return TemperaturePrior(own * warmer, None if fewer is None else fewer * warmer, spread)
+    return FittedTask(learner, key, kept.inputs, kept.y, kept.groups, classes, examples, mixture, state, code)
 
 
 def embed(learner: Learner, images: Shaped[np.ndarray, "*N"]) -> Shaped[np.ndarray, "N ..."]:
@@ -276,11 +248,6 @@ def draws_for(points: int, classes: int) -> int:
     return draws
 
 
-def padded(rows: Shaped[Array | np.ndarray, "N *rest"], count: int) -> Shaped[np.ndarray, "count *rest"]:
-    """`count` rows: the last one is repeated. On the host, where another number of rows compiles nothing."""
-    return np.asarray(rows)[np.minimum(np.arange(count), len(rows) - 1)]
-
-
 def bucket(points: int, classes: int) -> tuple[int, int]:
     """Points and classes to pad a task to: 8, 16 or a multiple of 32 points, and where those are few 5 classes."""
     size = next((size for size in (8, 16) if points <= size), -(-points // 32) * 32)
@@ -294,24 +261,32 @@ def padding(points: int, classes: int, transductive: bool = False) -> tuple[int,
     return most_points, most_classes, Mask(*map(jnp.asarray, real))
 
 
-class Shown(NamedTuple):
-    """A padded task: inputs [P, ...], labels y [P], what is real in it, and of which input each is a copy [P]."""
+class PaddedTask(NamedTuple):
+    """The number of classes of a padded task; its inputs, its labels, and what is real in it."""
 
+    ways: int
     inputs: Shaped[np.ndarray, "P ..."]
     y: Int[np.ndarray, " P"]
     mask: Mask
-    origin: Int[np.ndarray, " P"]
 
 
-def _padded_task(
-    learner: Learner, inputs: np.ndarray, y: np.ndarray, copies: np.ndarray, classes: int
-) -> tuple[int, Shown]:
-    """The number of classes of the padded task, and what a learner is shown of it: copies follow what they are of."""
-    number = np.arange(len(y))
-    rows = np.concatenate([number, np.repeat(number, copies - 1)])
-    points, ways, present = padding(len(rows), classes, learner.traits.transductive)
-    origin = np.concatenate([rows, np.arange(len(rows), points)])
-    return ways, Shown(padded(inputs[rows], points), padded(y[rows].astype(np.int32), points), present, origin)
+def _padded_task(learner: Learner, inputs: np.ndarray, y: np.ndarray, classes: int) -> PaddedTask:
+    points, ways, present = padding(len(inputs), classes, learner.traits.transductive)
+    return PaddedTask(ways, padded(inputs, points), padded(y.astype(np.int32), points), present)
+
+
+def _shown(learner: Learner, inputs: np.ndarray, y: np.ndarray, groups: np.ndarray, classes: int) -> PaddedTask:
+    """What the learner sees of a task."""
+    return _padded_task(learner, *shown(inputs, y, groups), classes)
+
+
+def _without(learner: Learner, inputs: np.ndarray, y: np.ndarray, groups: np.ndarray, classes: int) -> Without | None:
+    """The tasks without each fold, None where each input is shown by itself: then these are parts of the whole."""
+    number = int(groups.max() + 1)
+    if number == len(y):
+        return None
+    points, rows = (padding(count, classes, learner.traits.transductive)[0] for count in (number, len(y)))
+    return without_each(inputs, y, points, rows)
 
 
 def _conditioned(
@@ -319,12 +294,12 @@ def _conditioned(
     key: Key[Array, ""],
     inputs: np.ndarray,
     y: np.ndarray,
-    copies: np.ndarray,
+    groups: np.ndarray,
     classes: int,
     examples: float,
 ) -> tuple[PyTree, Code]:
-    ways, shown = _padded_task(learner, inputs, y, copies, classes)
-    state, code = apply(_fitted, learner, (ways,), key, shown.inputs, shown.y, shown.mask._replace(examples=examples))
+    ways, means, labels, mask = _shown(learner, inputs, y, groups, classes)
+    state, code = apply(_fitted, learner, (ways,), key, means, labels, mask._replace(examples=examples))
     if code == Code.NON_FINITE:
         raise InferenceFailedError("the posterior is not finite; check the examples, or try another inference")
     return state, Code(int(code))
@@ -341,11 +316,11 @@ def _own_temperature(
     inputs: Array,
     y: Array,
     mask: Mask,
-    origin: Array,
+    without: Without | None,
     known: tuple[Array, Array, Array],
 ) -> TemperatureMixture:
     own, fewer, spread = known
-    return task_temperature(key, learner, inputs, y, classes, own, fewer, mask, spread=spread, origin=origin)
+    return task_temperature(key, learner, inputs, y, classes, own, fewer, mask, spread=spread, without=without)
 
 
 def _predicted(learner: Learner, key: Array, state: PyTree, query: Array) -> tuple[Array, Array]:

@@ -42,10 +42,14 @@ UNKNOWN = TemperaturePrior(1.0, 1.0, 1.0)  # of learners of which nothing was me
 
 
 class Built(NamedTuple):
-    """A learner, the prior of a task's temperature by its counts, and the data set whose pictures it was trained on."""
+    """A learner, the prior of a task's temperature by its counts, and the data set whose pictures it was trained on.
+
+    balanced: whether it is shown as many examples of every class (`groups_of`), unless it is told otherwise.
+    """
 
     learner: Learner
     temperature: Callable[[Counts], TemperaturePrior]
+    balanced: bool
     dataset: str = EMBEDDINGS
 
 
@@ -109,7 +113,8 @@ class GaussianProcessHead(Head):
         except (ConfigError, ValueError) as error:
             raise ValueError(f"GaussianProcessHead: {str(error).removeprefix('--set ')}") from error
         # The labels -1 and 1 of label regression leave its probabilities too sure, not too careful.
-        return Built(learner, lambda counts: UNKNOWN if self.likelihood == "gaussian" else untrained(counts))
+        prior = (lambda counts: UNKNOWN) if self.likelihood == "gaussian" else untrained
+        return Built(learner, prior, balanced=self.kernel == "cosine")
 
     def _configuration(self) -> RunConfig:
         own = COSINE_POWER if self.kernel == "cosine" else 1.0
@@ -168,7 +173,8 @@ class TrainedRun(Head):
     def build(self, width: int | None) -> Built:
         """The learner. Raises RunError for a folder that is missing or damaged."""
         run = _loaded(str(self.run_dir), self.fingerprint())
-        return Built(run.learner, functools.partial(self._temperature, run), run.config.dataset)
+        temperature = functools.partial(self._temperature, run)
+        return Built(run.learner, temperature, has_features(run.learner), run.config.dataset)
 
     def fingerprint(self) -> str:
         """SHA-256 of the configuration and the weights. Raises RunError."""
@@ -217,8 +223,8 @@ class PretrainedHead(Head):
     def build(self, width: int | None) -> Built:
         """The learner. Raises ValueError for an unknown name."""
         found = self.load()
-        temperatures = found.temperatures
-        return Built(found.learner, lambda counts: TemperaturePrior(*temperatures(counts)), found.run.config.dataset)
+        temperatures, dataset = found.temperatures, found.run.config.dataset
+        return Built(found.learner, lambda counts: TemperaturePrior(*temperatures(counts)), True, dataset)
 
     def for_task(self, images: Shaped[np.ndarray, "N H W Ch"]) -> "PretrainedHead":
         """The special one that the labelled images are most like, or this."""
@@ -261,6 +267,11 @@ class StoredHead(PretrainedHead):
 
 
 _pretrained = functools.cache(load_pretrained)
+
+
+def has_features(learner: Learner) -> bool:
+    """Whether its inputs are features of images, whose means mean something, and not the images themselves."""
+    return type(learner).embed is not Learner.embed
 
 
 def fingerprint_of(learner: Learner) -> str:

@@ -1,8 +1,8 @@
 """Fitted classifiers as files: safetensors with JSON beside the arrays, never a pickle.
 
-    inputs [N, ...], y [N], key [2], temperatures [G], weights [G], copies [N]   what the posterior is found from again
-    about                                      the learner, the encoder, the classes, a version
-    shipped/..., shipped                       where shipped weights answer: their file
+    inputs [N, ...], y [N], groups [N], key [2], temperatures [G], weights [G]   the posterior is found from them again
+    about                    the learner, the encoder, the classes, a version
+    shipped/..., shipped     where shipped weights answer: their file
 
 Shipped weights are in the file, so that another version of the package, with others, still answers alike. Another
 learner is not: a description of it is, or where it lies with the SHA-256 of its content. A file may come from somebody
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Shaped
 
-from fewshot.conditioning import MOST_SHOWN, Kept
+from fewshot.conditioning import Kept
 from fewshot.evaluation.text import plain
 from fewshot.heads import (
     HEADS,
@@ -38,8 +38,8 @@ from fewshot.models.networks.encoders import ENCODERS, Encoder
 from fewshot.pretrained import SPECIAL, Content
 from fewshot.training import weights
 
-# 1 has no `answers`; neither 1 nor 2 has shipped weights, nor powers of features, which were 1. Before 4 each example
-# was shown once.
+# 1 has no `answers`; neither 1 nor 2 has shipped weights, nor powers of features, which were 1; none before 4 has
+# groups: each example was shown.
 SCHEMA_VERSION = 4
 OLDER = (1, 2, 3)
 SHIPPED = "shipped"
@@ -69,7 +69,7 @@ class About:
     encoder: str | None
     temperature: float | str
     temperature_of_fewer: float | None
-    balanced: bool
+    balanced: bool | None
     draws: int | str | None
     features: int | None
     feature_names: list[str] | None
@@ -145,7 +145,7 @@ def _bring_up_to_date(stored: dict[str, Any], arrays: dict[Any, Any]) -> None:
         parameters.setdefault("power", 1.0)
     stored.setdefault("answers", None)
     stored.setdefault("balanced", False)
-    arrays.setdefault("copies", np.ones(np.shape(arrays.get("y", ())), int))
+    arrays.setdefault("groups", np.arange(np.size(arrays.get("y", ()))))
     stored["schema_version"] = SCHEMA_VERSION
 
 
@@ -226,7 +226,7 @@ def _shipped(path: Path, tree: object, metadata: object) -> Content | None:
 def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:
     if wrong := {*Kept._fields} ^ arrays.keys():
         _refuse(path, "arrays", ", ".join(Kept._fields), sorted(map(str, wrong))[0])
-    kinds = {"inputs": "uf", "y": "i", "key": "u", "temperatures": "f", "weights": "f", "copies": "i"}
+    kinds = {"inputs": "uf", "y": "i", "groups": "i", "key": "u", "temperatures": "f", "weights": "f"}
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds[name]:
             _refuse(path, name, "an array of numbers", getattr(array, "dtype", "several"))
@@ -237,9 +237,8 @@ def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:
         _refuse(path, "y", f"a label for each of the inputs {kept.inputs.shape}", kept.y.shape)
     if not np.array_equal(np.unique(kept.y), np.arange(classes)):
         _refuse(path, "y", f"labels from 0 to {classes - 1}, each at least once", "others")
-    copies, most = kept.copies, 2 * MOST_SHOWN
-    if copies.shape != kept.y.shape or (copies < 1).any() or (copies > most).any() or (copies - 1).sum() > most:
-        _refuse(path, "copies", "a number from 1 for each label", "others")
+    if not _are_groups(kept.groups, kept.y):
+        _refuse(path, "groups", "numbers from 0, those of one class in a group", "others")
     if kept.key.shape != (2,) or kept.key.dtype != np.uint32:
         _refuse(path, "key", "two numbers of 32 bits", f"{kept.key.dtype} {kept.key.shape}")
     nodes = kept.temperatures
@@ -252,6 +251,14 @@ def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:
     ):
         _refuse(path, "weights", "as many probabilities as temperatures, with sum 1", "others")
     return kept._replace(y=kept.y.astype(np.int32), inputs=_in_this_precision(kept.inputs))
+
+
+def _are_groups(groups: np.ndarray, y: np.ndarray) -> bool:
+    """Whether every number from 0 to the largest is there, and no two classes share one."""
+    if groups.shape != y.shape:
+        return False
+    numbers, position = np.unique(groups, return_index=True)
+    return np.array_equal(numbers, np.arange(len(numbers))) and np.array_equal(y[position][groups], y)
 
 
 def _in_this_precision(inputs: np.ndarray) -> np.ndarray:
@@ -270,7 +277,7 @@ def _expected_of(name: str, value: object) -> str:
         "encoder": (optional_name, "a name or null"),
         "temperature": (value == "auto" or _is_positive(value), "a positive number or auto"),
         "temperature_of_fewer": (value is None or _is_positive(value), "a positive number or null"),
-        "balanced": (type(value) is bool, "true or false"),
+        "balanced": (value is None or type(value) is bool, "true, false or null"),
         "draws": (
             value in (None, "auto") or (type(value) is int and value in range(2, 10**6, 2)),
             "an even number, auto or null",

@@ -4,12 +4,12 @@ A temperature that was fitted on other classes is too low for harder ones and to
 tell: leave one of every class out, predict it from the others, and see at which temperature that would have been right.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
 
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.inference.predictive import temper
@@ -20,6 +20,18 @@ FOLDS = 5  # images of a class that are left out, one at a time, at most
 # NLL on validation classes of four data sets (docs/results/temperatures.md).
 SPREAD = 0.2
 NODES, REACH = 41, 5.0  # of the rule over log temperatures, and how many standard deviations it covers on either side
+
+
+class Without(NamedTuple):
+    """Tasks without each of F folds, where these are more than parts of the whole.
+
+    Inputs [F, M, ...], labels [F, M], which are real [F, M], and which inputs of the whole are left out [F, N].
+    """
+
+    inputs: Shaped[Array, "..."]
+    y: Int[Array, "*F M"]
+    real: Bool[Array, "*F M"]
+    held: Bool[Array, "*F N"]
 
 
 class TemperatureMixture(NamedTuple):
@@ -65,49 +77,53 @@ def task_temperature(
     mask: Mask | None = None,
     folds: int = FOLDS,
     spread: float | Float[Array, ""] = SPREAD,
-    origin: Int[Array, " N"] | None = None,
+    without: Without | None = None,
 ) -> TemperatureMixture:
     """The posterior of a task's temperature (T3), from its labelled inputs [N, ...].
 
     `temperature` is the run's for tasks of this shape, `temperature_of_fewer` its one for those with one image a class
-    fewer, as tasks have from which an image of every class was left out. `origin` is as in `left_out`. Where no class
-    has two images, and for folds whose inference fails, nothing is learned.
+    fewer, as tasks have from which an image of every class was left out. `without`: the tasks that are left, None for
+    the others of the task's own inputs. Where no class has two images, and for folds whose inference fails, nothing is
+    learned.
     """
     if mask is None:
         mask = Mask(jnp.ones(y.shape, bool), jnp.ones(classes, bool))
-    held = left_out(y, mask.points, folds, origin)
+    held = left_out(y, mask.points, folds) if without is None else without.held
     fit_key, predict_key = jax.random.split(key)
 
-    def predicted_without(fold: Array) -> tuple[Array, Array]:
-        state, code = learner.fit(fit_key, support, y, classes, mask._replace(points=mask.points & ~fold))
+    def predicted_without(fold: Array | Without) -> tuple[Array, Array]:
+        inputs, labels, real = rest_of(support, y, mask.points, fold)
+        state, code = learner.fit(fit_key, inputs, labels, classes, mask._replace(points=real))
         return learner.predict(predict_key, state, support).probabilities, code
 
-    if learner.traits.traceable:
-        # One fold after the other: each holds as many draws as the inference of the task itself.
-        probabilities, codes = jax.lax.map(predicted_without, held)
-    else:
-        probabilities, codes = (jnp.stack(parts) for parts in zip(*map(predicted_without, held), strict=True))
-    seen = held & is_original(y, origin) & (codes != Code.NON_FINITE)[:, None]
+    probabilities, codes = for_each_fold(learner, predicted_without, held if without is None else without)
+    seen = held & (codes != Code.NON_FINITE)[:, None]
     return posterior_of(probabilities, y, seen, temperature, temperature_of_fewer, spread)
 
 
-def left_out(
-    y: Int[Array, " N"], real: Bool[Array, " N"], folds: int, origin: Int[Array, " N"] | None = None
-) -> Bool[Array, "F N"]:
-    """Fold k leaves out the k-th image of every class that has as many, and at least two, with all copies of it.
-
-    origin: of which image each is a copy, for one that is none itself; None where none is.
-    """
-    counted = real & is_original(y, origin)
-    same = (y[:, None] == y) & counted[:, None] & counted
+def left_out(y: Int[Array, " N"], real: Bool[Array, " N"], folds: int) -> Bool[Array, "F N"]:
+    """Fold k leaves out the k-th image of every class that has as many, and at least two."""
+    same = (y[:, None] == y) & real[:, None] & real
     number, count = jnp.sum(jnp.tril(same, -1), axis=1), jnp.sum(same, axis=1)
-    held = (number == jnp.arange(folds)[:, None]) & (count > 1)
-    return held if origin is None else held[:, origin] & real
+    return (number == jnp.arange(folds)[:, None]) & (count > 1)
 
 
-def is_original(y: Int[Array | np.ndarray, " N"], origin: Int[Array | np.ndarray, " N"] | None) -> Bool[Array, " N"]:
-    """Which images are no copies of another."""
-    return jnp.ones(y.shape, bool) if origin is None else origin == jnp.arange(len(y))
+def rest_of(
+    support: Inputs, y: Array, real: Array, fold: Array | Without
+) -> tuple[Shaped[Array, "M ..."], Array, Array]:
+    """Inputs and labels of a task without a fold, and which of them are real."""
+    return (fold.inputs, fold.y, fold.real) if isinstance(fold, Without) else (support, y, real & ~fold)
+
+
+def for_each_fold(learner: Learner, function: Callable[..., PyTree], folds: PyTree) -> PyTree:
+    """What a function that fits the learner finds of every fold, along a leading axis.
+
+    One after the other: each holds as many draws as the inference of the task itself.
+    """
+    if learner.traits.traceable:
+        return jax.lax.map(function, folds)
+    each = [jax.tree.map(lambda leaf, k=k: leaf[k], folds) for k in range(len(jax.tree.leaves(folds)[0]))]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(function, each))
 
 
 @jax.jit

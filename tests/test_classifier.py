@@ -110,6 +110,10 @@ def test_clones_share_programs_and_start_from_nothing():
         second = clone(first)
         with pytest.raises(NotFittedError):
             second.predict(features)
+        for name in ("task_", "class_count_", "prior_temperature_", "temperature_", "code_", "learner_"):
+            assert not hasattr(second, name)
+            with pytest.raises(NotFittedError):
+                getattr(second, name)
         np.testing.assert_array_equal(second.fit(features, labels).predict_proba(features), expected)
         assert traced._cache_size() == programs
 
@@ -375,17 +379,24 @@ def test_a_run_that_was_trained_again_does_not_answer_for_what_was_fitted(tiny_r
     assert not np.array_equal(fitted.fit(images[:6], list("aabbcc")).predict_proba(images), before)
 
 
-def test_paths_are_read_as_the_run_reads_pictures(tiny_run, pictures):
+def test_paths_are_read_as_the_run_reads_pictures(tiny_run, pictures, tmp_path):
     images, paths = pictures
     own = load_run(tiny_run.path)
     expected = FewShotClassifier(own.learner, temperature=own.temperature, temperature_of_fewer=own.temperature)
     expected = expected.fit(images[:4], list("aabb")).predict_proba(images[4:])
     fitted = FewShotClassifier.from_run(str(tiny_run.path)).fit(paths[:4], list("aabb"))
-    for given in (paths[4:], [str(path) for path in paths[4:]], pd.Series([str(path) for path in paths[4:]])):
+    words = [str(path) for path in paths[4:]]
+    opened = [Image.open(path) for path in paths[4:]]
+    for given in (paths[4:], words, pd.Series(words), pd.DataFrame({"path": words}), np.array(words)[:, None], opened):
         np.testing.assert_array_equal(fitted.predict_proba(given), expected)
     np.testing.assert_array_equal(fitted.predict_proba(images[4:].squeeze(-1)), expected)  # grey, without channels
     with pytest.raises(ValueError, match=r"expected an image in .*no\.png"):
         fitted.predict([*paths[4:], "no.png"])
+    cut = tmp_path / "cut.png"
+    cut.write_bytes(paths[0].read_bytes()[:-30])
+    message = r"expected an image in .*cut\.png, got one that cannot be read"
+    with Image.open(cut) as damaged, pytest.raises(ValueError, match=message):
+        fitted.predict([damaged])
     assert not hasattr(fitted, "n_features_in_")
 
 
@@ -453,6 +464,7 @@ def test_an_encoder_sees_each_picture_once(tmp_path, monkeypatch):
     p = fitted.predict_proba(paths)
     assert encoder.seen == 8
     np.testing.assert_array_equal(fitted.predict_proba(images), p)  # the same pictures, as bytes
+    np.testing.assert_array_equal(fitted.predict_proba([Image.open(path) for path in paths]), p)
     features = encoder.encode(encoder.prepare(images))
     np.testing.assert_allclose(fitted.predict_proba(features), p, atol=1e-6)  # features are taken as they are
 

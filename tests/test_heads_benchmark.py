@@ -14,6 +14,7 @@ from fewshot.conditioning import TemperaturePrior
 from fewshot.evaluation.scoring import Scores
 from fewshot.learners import NearestMean
 from fewshot.models import Identity
+from fewshot.models.networks.metric import unit
 
 
 @pytest.fixture(scope="module")
@@ -174,23 +175,31 @@ def test_tasks_have_the_numbers_of_pictures_that_are_asked_for(setting, counts):
         assert len(named) == 3 and {label for label, _ in named} == set(classes)
 
 
-def test_copies_alone_change_no_class_mean_and_their_temperature_does(setting, counts):
+def test_what_is_shown_is_limited_and_the_temperature_is_of_that(setting, counts):
+    """Class means are alike however the pictures are grouped; the temperature says what was shown."""
     (task,) = counts.tasks(pictures_of(setting).dataset(np.arange(9)), (4, 1), 1)
+    task = task._replace(x=unit(task.x))
+    asked = []
+
+    def by_counts(shown):
+        asked.append(shown)
+        return TemperaturePrior(2.0)
+
     learner = NearestMean(Identity((1, 1, 5)))
-    once, copied, warmer = (
-        counts.answered(learner, lambda _: TemperaturePrior(2.0), task, p) for p in (None, 0.0, 1.0)
-    )
-    np.testing.assert_allclose(copied, once, rtol=1e-5)
-    np.testing.assert_allclose(once, softmax(counts.class_means(task) / 2, axis=1), rtol=1e-4)
-    np.testing.assert_allclose(warmer, softmax(counts.class_means(task) / (2 * 2), axis=1), rtol=1e-4)  # sqrt(1 * 4)
+    each, average, few, one = (counts.answered(learner, by_counts, task, way) for way in counts.WAYS)
+    assert asked == [[4, 1], [2, 1], [1, 1], [1, 1]]
+    np.testing.assert_allclose(each, softmax(counts.class_means(task) / 2, axis=1), rtol=1e-4)
+    np.testing.assert_allclose(few, each, rtol=1e-4)
+    np.testing.assert_allclose(one, few, rtol=1e-6)
+    assert np.abs(average - each).max() < 0.1
 
 
-def test_powers_are_judged_on_classes_to_learn_from_and_methods_on_others(setting, counts, monkeypatch):
+def test_ways_are_judged_on_classes_to_learn_from_and_methods_on_others(setting, counts, monkeypatch):
     source, asked = pictures_of(setting), []
 
-    def answered(learner, by_counts, task, power):
-        asked.append(power)
-        sharp = 1.0 if power is None else 2.0 + power
+    def answered(learner, by_counts, task, way):
+        asked.append(way)
+        sharp = 1.0 + list(counts.WAYS).index(way)
         return softmax(sharp * np.eye(task.y.max() + 1)[task.y_query], axis=1).astype(np.float32)
 
     monkeypatch.setattr(counts, "answered", answered)
@@ -198,11 +207,11 @@ def test_powers_are_judged_on_classes_to_learn_from_and_methods_on_others(settin
     monkeypatch.setattr(counts, "PretrainedHead", lambda name: shipped)
     rows = counts.choice_rows("photographs", setting.Head(rank=2), setting.Setting([source]), 4)
     assert [row[:3] for row in rows] == [["photographs", "a", "4, 1"], ["photographs", "a", "3, 1, 1"]]
-    assert asked[: len(counts.POWERS) + 1] == [None, *counts.POWERS]
-    nlls = [f"{np.log(1 + np.exp(-sharp)):.4f}" for sharp in (1.0, *(2.0 + power for power in counts.POWERS))]
+    assert asked[: len(counts.WAYS)] == list(counts.WAYS)
+    nlls = [f"{np.log(1 + np.exp(-sharp)):.4f}" for sharp in range(1, 5)]
     assert rows[0][3:] == nlls and len(rows[0]) == len(counts.CHOICE_HEADER)
     parts = [source.dataset(classes) for classes in (source.classes(setting.TEST), np.arange(9))]
     found = counts.test_rows(SimpleNamespace(for_task=lambda x: shipped), *parts, "a", 4)
-    assert [row[2] for row in found] == [counts.OURS, "shipped head, each shown once", "class means"] * 2
+    assert [row[2] for row in found] == [counts.OURS, "shipped head, shown each picture", "class means"] * 2
     assert all(len(row) == len(counts.TEST_HEADER) and 0 <= float(row[3].split()[0]) <= 100 for row in found)
     assert found[0][3].startswith("100.0 ") and float(found[0][4]) < float(found[1][4])

@@ -49,10 +49,10 @@ def test_a_file_holds_all_that_was_fitted(saved):
 def test_a_file_of_the_first_version_is_read(saved, tmp_path):
     def first(text):
         about = json.loads(text)
-        assert about.pop("answers") is None and about["schema_version"] == 3
+        assert about.pop("answers") is None and about.pop("balanced") is None and about["schema_version"] == 4
         return json.dumps(about | {"schema_version": 1})
 
-    rewrite(saved, tmp_path / "a", change_text=first)
+    rewrite(saved, tmp_path / "a", change_text=first, change_arrays=lambda arrays: arrays.pop("groups"))
     table = pd.DataFrame(FEATURES, columns=list("uvwxyz"))
     again = FewShotClassifier.load(tmp_path / "a")
     np.testing.assert_array_equal(again.predict_proba(table), FewShotClassifier.load(saved).predict_proba(table))
@@ -281,7 +281,7 @@ def set_to(name, value):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda arrays: arrays.pop("key"), "expected inputs, y, key, temperatures, weights as arrays, got key"),
+        (lambda arrays: arrays.pop("key"), "expected inputs, y, groups, key, temperatures, weights as arrays, got key"),
         (set_to("more", np.zeros(3)), "as arrays, got more"),
         (set_to("y", lambda y: y + 1), "expected labels from 0 to 2, each at least once as y"),
         (set_to("y", lambda y: y * 0), "expected labels from 0 to 2, each at least once as y"),
@@ -333,4 +333,4 @@ def test_no_damage_of_the_file_is_a_traceback(saved, tmp_path):
 def test_a_pickle_is_no_saved_classifier(tmp_path):
     (tmp_path / "a").write_bytes(pickle.dumps([1, 2, 3]))
     assert "expected a saved classifier in" in told(tmp_path / "a")
-    assert saving.SCHEMA_VERSION == 3
+    assert saving.SCHEMA_VERSION == 4

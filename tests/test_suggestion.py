@@ -126,9 +126,10 @@ def test_numbers_of_suggestions_that_make_no_sense_are_refused(fitted):
 def test_labels_that_may_come_leave_the_prior_as_it_is():
     """Where a kernel follows the labelled examples, that of the labels that are there: the chain rule has one prior."""
     powers = {"kernel.constant": 0.5, "kernel.scale_power": 2.0, "kernel.constant_power": -1.0}
-    follows = FewShotClassifier(GaussianProcessHead(inference="laplace", scale=1.0, settings=powers), temperature=1.0)
+    once = {"temperature": 1.0, "balanced": False}
+    follows = FewShotClassifier(GaussianProcessHead(inference="laplace", scale=1.0, settings=powers), **once)
     fixed = FewShotClassifier(
-        GaussianProcessHead(inference="laplace", scale=4.0, settings={"kernel.constant": 0.25}), temperature=1.0
+        GaussianProcessHead(inference="laplace", scale=4.0, settings={"kernel.constant": 0.25}), **once
     )  # what two examples a class make of it
     new, label = follows.fit(X, LABELS)._inputs(POOL[:1]), np.array([1], np.int32)
     queries = follows._inputs(POOL)
