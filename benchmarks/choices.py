@@ -50,7 +50,7 @@ others may use too. *Failures*: episodes of training whose inference failed, in 
 def main() -> None:
     """Train, score, choose; print the page and write the record."""
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     record = measured(arguments, load_splits(arguments.dataset, arguments.data_root))
     page = page_of(record)
     print(page)

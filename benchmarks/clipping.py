@@ -36,7 +36,7 @@ NODES = 256
 def main() -> None:
     """Prints a line for each kind of task."""
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     run = load_run(arguments.run_dir)
     if not isinstance(run.learner, GaussianProcess):
         raise SystemExit(f"expected a run of a Gaussian process, got learner {run.config.learner}; name another run")

@@ -41,7 +41,7 @@ class Division(NamedTuple):
 def main() -> None:
     """Print the table, and write it as Markdown."""
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     rows = [row for path in arguments.runs for row in rows_of(path, arguments)]
     asked = (
         f"`python benchmarks/divisions.py {' '.join(arguments.runs)}`: {arguments.episodes:,} episodes of each side."

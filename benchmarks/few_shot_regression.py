@@ -98,7 +98,7 @@ def rows() -> list[Row]:
 def main() -> None:
     """Train what is not in results.json, write both files after every row, and print the table."""
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)
     results = out / "results.json"

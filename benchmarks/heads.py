@@ -490,7 +490,7 @@ PAGES = {
 
 def main() -> None:
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     processor.tune()
     sources = [load(name, arguments.data_root) for name in NAMES]
     if arguments.what == "fit":

@@ -65,7 +65,7 @@ class Picture(NamedTuple):
 def main() -> None:
     """Train what is missing, test all, print the table and write the files."""
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     processor.tune()
     out = Path(arguments.out)
     out.mkdir(parents=True, exist_ok=True)

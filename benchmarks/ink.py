@@ -161,7 +161,7 @@ def save_sheet(photographs: list[list[Image.Image]], kinds: dict[str, np.ndarray
 
 def main() -> None:
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     processor.tune()
     root = resolve_root(arguments.data_root)
     rows, taken = [], []

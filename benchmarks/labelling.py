@@ -69,7 +69,7 @@ def main() -> None:
         "--weights", choices=PRETRAINED, help="the head of these; else one that nothing was learned for"
     )
     given = parser.parse_args()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     head = PretrainedHead(given.weights) if given.weights else GaussianProcessHead(inference="laplace")
     features, labels = examples_of(given)
     found = []

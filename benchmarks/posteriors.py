@@ -57,7 +57,7 @@ QUICK = Effort((4, 200, 300), (8, 100, 300), (64, 300), 2**12)
 def main() -> None:
     """Print the tables, and write them as Markdown."""
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     effort = QUICK if arguments.quick else Effort()
     if arguments.sweeps:
         effort = effort._replace(gibbs=(*effort.gibbs[:2], arguments.sweeps))

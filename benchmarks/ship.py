@@ -24,7 +24,7 @@ WAYS, SHOTS = (2, 5, 20), (1, 3, 10)
 
 def main() -> None:
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     processor.tune()
     run = load_run(arguments.run_dir)
     store(FOLDER / f"{arguments.name}.safetensors", run, table(run, arguments.episodes, arguments.data_root))

@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 def main() -> None:
     """Print both tables, and write them as Markdown."""
     arguments = parse()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     found = [measure(named, arguments) for named in arguments.runs]
     asked = (
         f"`python benchmarks/temperatures.py {' '.join(arguments.runs)}`, {arguments.episodes} episodes of each split."

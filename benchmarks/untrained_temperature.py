@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=40)
     parser.add_argument("--powers", nargs="*", type=float, default=[])
     given = parser.parse_args()
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     every, shapes = sources(given.names, given.data_root), [Shape(*sizes, QUERIES) for sizes in SHAPES]
     if given.powers:
         print(power_table(every, shapes, given.episodes, given.powers))

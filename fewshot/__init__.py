@@ -53,6 +53,7 @@ _HOMES = {
     "sparse_regressor": ("SparseRegressor",),
     "heads": ("GaussianProcessHead", "PretrainedHead", "TrainedRun"),
     "saving": ("SavedError",),
+    "runners.cli.compilation_cache": ("keep_programs",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -130,7 +130,7 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
         with one_line_errors(*EXPECTED):
             config = parse(arguments)
             processes.connect(config)
-            compilation_cache.enable()
+            compilation_cache.keep_programs()
             processor.tune()
             # Of several processes none may leave the others alone.
             alone = jax.process_count() == 1

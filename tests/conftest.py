@@ -33,7 +33,7 @@ from tiny_omniglot import tiny_data, tiny_run  # noqa: E402, F401 - fixtures; th
 from fewshot.runners.cli import compilation_cache  # noqa: E402
 from fewshot.tasks.files import resolve_root  # noqa: E402
 
-compilation_cache.enable()
+compilation_cache.keep_programs()
 
 
 def pytest_configure(config):

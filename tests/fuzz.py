@@ -61,7 +61,7 @@ def timed(part, function, words):
 
 def prepare():
     """A process as the command lines have it; what is compiled is kept for the next time."""
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     tune()
 
 

@@ -62,7 +62,7 @@ def exchanges(made):
 
 
 def main(folder):
-    compilation_cache.enable()
+    compilation_cache.keep_programs()
     made = {1: trainer(None), 8: trainer(task_mesh(TASKS_PER_STEP))}
     result = {"devices": len(jax.devices()), "rows": {}, "learned": {}, "exchanges": exchanges(made[8])}
     for count, one in made.items():

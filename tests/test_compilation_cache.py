@@ -13,7 +13,7 @@ from fewshot.runners.cli import compilation_cache
 PROGRAM = """
 import jax, jax.numpy as jnp
 from fewshot.runners.cli import compilation_cache
-print(compilation_cache.enable())
+print(compilation_cache.keep_programs())
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 f = jax.jit(lambda x: jnp.linalg.cholesky(x @ x.T + jnp.eye(9)).sum())
 print(float(f(jax.random.normal(jax.random.key(0), (9, 9)))))
@@ -56,23 +56,23 @@ def settings(monkeypatch, tmp_path):
 
 
 def test_the_folder_is_in_the_user_cache(settings, tmp_path):
-    folder = compilation_cache.enable()
+    folder = compilation_cache.keep_programs()
     assert folder.is_dir() and folder.parent == tmp_path / "user" / "bayesian-few-shot"
     assert jax.config.values["jax_compilation_cache_dir"] == str(folder)
 
 
 def test_the_settings_of_jax_decide(settings, tmp_path):
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "mine"))
-    assert compilation_cache.enable() == tmp_path / "mine"
+    assert compilation_cache.keep_programs() == tmp_path / "mine"
     jax.config.update("jax_enable_compilation_cache", False)
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "off"))
-    assert compilation_cache.enable() is None
+    assert compilation_cache.keep_programs() is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
 
 
 def test_a_folder_that_cannot_be_made_turns_the_cache_off(settings, tmp_path):
     (tmp_path / "user").touch()
-    assert compilation_cache.enable() is None
+    assert compilation_cache.keep_programs() is None
     assert jax.config.values["jax_compilation_cache_dir"] is None
 
 
@@ -100,28 +100,28 @@ def test_incomplete_entries(entry):
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
 def test_a_folder_that_others_can_write_to_is_not_used(settings, tmp_path, capsys, mode, named):
     """Who can write there could have any program of his run: entries are machine code."""
-    folder = compilation_cache.enable()
+    folder = compilation_cache.keep_programs()
     if named:
         folder = tmp_path / "mine"
         folder.mkdir()
         jax.config.update("jax_compilation_cache_dir", str(folder))
     folder.chmod(mode)
-    assert compilation_cache.enable() is None
+    assert compilation_cache.keep_programs() is None
     assert jax.config.values["jax_compilation_cache_dir"] is None
     assert f"others may write to {folder}" in capsys.readouterr().err
 
 
 def test_a_folder_of_somebody_else_is_not_used(settings, monkeypatch, capsys):
-    folder = compilation_cache.enable()
+    folder = compilation_cache.keep_programs()
     assert compilation_cache.is_private(folder)
     monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
-    assert compilation_cache.enable() is None and "no compilation cache" in capsys.readouterr().err
+    assert compilation_cache.keep_programs() is None and "no compilation cache" in capsys.readouterr().err
 
 
 def test_a_new_folder_is_private_whatever_the_umask(settings):
     before = os.umask(0)
     try:
-        folder = compilation_cache.enable()
+        folder = compilation_cache.keep_programs()
     finally:
         os.umask(before)
     assert folder is not None and compilation_cache.is_private(folder)

@@ -2,8 +2,10 @@
 
 import shutil
 import subprocess
+import tomllib
 
 import pytest
+from conftest import REPOSITORY
 
 from fewshot.runners.cli import main
 
@@ -35,6 +37,12 @@ def test_every_program_has_a_quiet_flag(program, capsys):
     with pytest.raises(SystemExit):
         main.main([program, "--help"])
     assert "--quiet" in capsys.readouterr().out
+
+
+def test_the_version_is_that_of_the_project(capsys):
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert main.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fewshot {project['version']}\n" and project["name"] == main.PACKAGE
 
 
 def test_help_lists_the_programs(capsys):

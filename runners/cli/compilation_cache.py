@@ -1,5 +1,6 @@
-"""JAX's persistent compilation cache, on by default: a second run of the same program starts in seconds.
+"""JAX's persistent compilation cache, on by default in the programs: a second run of one starts in seconds.
 
+In a script or notebook `fewshot.keep_programs()` turns it on, before anything is fitted.
 The folder is `xla-<processor>` in the user's cache folder. JAX's own variables still decide: JAX_COMPILATION_CACHE_DIR
 names another folder and JAX_ENABLE_COMPILATION_CACHE=0 turns the cache off.
 """
@@ -20,10 +21,11 @@ from fewshot.tasks.files import cache_folder
 _CHECKED = ".checked"
 
 
-def enable() -> Path | None:
-    """Turn the cache on and return its folder; None, without a word, where it is off or cannot be written.
+def keep_programs() -> Path | None:
+    """Keep compiled programs in the user's cache folder, and return the folder of this processor.
 
-    None too, in one line on the error stream, where others could put programs into it, which would be run.
+    None, without a word, where the cache is off or cannot be written. None too, in one line on the error stream, where
+    others could put programs into it, which would be run.
     """
     settings = jax.config.values
     if not settings["jax_enable_compilation_cache"]:

@@ -30,7 +30,7 @@ def launch(
     """
     with one_line_errors(*EXPECTED, *others):
         config = parse(arguments)
-        compilation_cache.enable()
+        compilation_cache.keep_programs()
         processor.tune()
         try:
             with stoppable(), silent_where_asked(arguments):

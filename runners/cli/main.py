@@ -3,7 +3,9 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 
+PACKAGE = "bayesian-few-shot"
 PROGRAMS = {
     "train": "meta_train",
     "evaluate": "evaluate",
@@ -19,7 +21,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in (["-h"], ["--help"]):
         print(f"usage: fewshot {{{','.join(PROGRAMS)}}} ...; fewshot PROGRAM --help lists the flags of one")
-        print('flags at the TAB key: eval "$(fewshot completion bash)", or zsh')
+        print('flags at the TAB key: eval "$(fewshot completion bash)", or zsh; fewshot --version')
+        return 0
+    if words[:1] == ["--version"]:
+        print(f"fewshot {metadata.version(PACKAGE)}")
         return 0
     if words[:1] == ["completion"]:
         return _completion(words[1:])
