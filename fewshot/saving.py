@@ -250,7 +250,8 @@ def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:
         or not math.isclose(kept.weights.sum(), 1, rel_tol=1e-3)
     ):
         _refuse(path, "weights", "as many probabilities as temperatures, with sum 1", "others")
-    return kept._replace(y=kept.y.astype(np.int32), inputs=_in_this_precision(kept.inputs))
+    y, groups = kept.y.astype(np.int32), kept.groups.astype(int)
+    return kept._replace(y=y, groups=groups, inputs=_in_this_precision(kept.inputs))
 
 
 def _are_groups(groups: np.ndarray, y: np.ndarray) -> bool:

@@ -11,6 +11,7 @@ from problems import double
 from test_classifier import LAPLACE, REGRESSION, clusters
 from test_saved_classifiers import rewrite
 
+from fewshot import conditioning
 from fewshot.classifier import FewShotClassifier
 from fewshot.conditioning import TemperaturePrior, fit_task
 from fewshot.evaluation.out_of_episode import Labelled, strangeness
@@ -122,7 +123,7 @@ def test_a_temperature_is_learned_from_tasks_that_are_made_alike_without_each_fo
     assert np.abs(masked.weights / expected.weights - 1).max() > 0.05
 
 
-def test_scores_of_unknown_classes_compare_with_the_examples_themselves():
+def test_scores_of_unknown_classes_compare_with_the_examples_themselves(monkeypatch):
     """What the learner says is of the means; distances are to the means of all, and ranks among the examples."""
     rng, y = np.random.default_rng(2), labels_with(4, 2)
     x = (rng.normal(size=(6, 2)) + 3 * y[:, None]).astype(np.float32)
@@ -139,6 +140,11 @@ def test_scores_of_unknown_classes_compare_with_the_examples_themselves():
     np.testing.assert_allclose(known[:2], expected, rtol=1e-2, atol=1e-2)
     p_values = task.unknown_p_values(query)
     np.testing.assert_allclose(p_values * 7, np.round(p_values * 7), atol=1e-6)
+    asked = []
+    monkeypatch.setattr(conditioning, "left_out_scores", lambda *given: asked.append(given) or np.zeros(6))
+    task.unknown_p_values(query)
+    real = np.asarray(asked[0][-1].real)  # of what is left without [0, 4], [1, 5], [2] and [3]
+    assert real.sum(1).tolist() == [2, 2, 4, 4]
 
 
 def test_labels_that_are_thought_of_stand_alone_and_what_is_added_makes_new_groups(tmp_path):
