@@ -33,7 +33,7 @@ from fewshot.conditioning import (
     restored,
 )
 from fewshot.evaluation.selection import kept_at
-from fewshot.groups import groups_of, labels_of
+from fewshot.groups import groups_of, labels_of, number_of
 from fewshot.heads import UNKNOWN, Built, GaussianProcessHead, Head, PretrainedHead, TrainedRun
 from fewshot.inference.inner.base import Code
 from fewshot.inputs import (
@@ -280,7 +280,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         if not hasattr(self, "_task"):
             ways = len(self.classes_)
-            learner = self._drawn(self.built().learner, int(self._kept.groups.max() + 1), ways)
+            learner = self._drawn(self.built().learner, number_of(self._kept.groups), ways)
             self._task = restored(learner, ways, self._kept)
         return self._task
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 from fewshot.evaluation.out_of_episode import Labelled, mutual_information, strangeness
 from fewshot.evaluation.scoring import embed_images
 from fewshot.evaluation.unknown import left_out_scores, p_values
-from fewshot.groups import padded, shown, without_each
+from fewshot.groups import number_of, padded, shown, without_each
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners.base import LatentLearner, Learner, apply
 from fewshot.learners.task_temperature import SPREAD, TemperatureMixture, Without, single, task_temperature
@@ -145,7 +145,7 @@ class FittedTask:
             return np.empty(0, jnp.result_type(float))
         own = _padded_task(self.learner, self.inputs, self.y, self.classes)
         labelled = Labelled(jnp.asarray(own.inputs), jnp.asarray(own.y), own.mask.points)
-        ways = _shown(self.learner, self.inputs, self.y, self.groups, self.classes).ways
+        ways = padding(number_of(self.groups), self.classes, self.learner.traits.transductive)[1]
         parts = self._answers(_strange, (ways,), PREDICTION, new, labelled)
         found = np.concatenate([np.asarray(part) for part in parts])[: len(new)]
         if np.isnan(found).any():
@@ -165,7 +165,7 @@ class FittedTask:
 
         Each is shown by itself.
         """
-        groups = np.concatenate([self.groups, self.groups.max() + 1 + np.arange(len(y))])
+        groups = np.concatenate([self.groups, number_of(self.groups) + np.arange(len(y))])
         inputs, y = np.concatenate([self.inputs, inputs]), np.concatenate([self.y, y])
         state, code = _conditioned(self.learner, self.key, inputs, y, groups, self.classes, self.examples)
         return replace(self, inputs=inputs, y=y, groups=groups, state=state, code=code)
@@ -204,7 +204,7 @@ def fit_task(
     if learner.ways not in (None, classes):
         raise ValueError(f"expected {learner.ways} classes, which this learner tells apart, got {classes}")
     groups = np.arange(len(y)) if groups is None else groups
-    examples = int(groups.max() + 1) / classes
+    examples = number_of(groups) / classes
     state, code = _conditioned(learner, key, inputs, y, groups, classes, examples)
     if temperature.fewer is None or np.bincount(y).max() < 2:
         temperatures = single(temperature.own)
@@ -220,7 +220,7 @@ def fit_task(
 def restored(learner: Learner, classes: int, kept: Kept) -> FittedTask:
     """The task that was kept, conditioned on again. Raises InferenceFailedError."""
     key = jax.random.wrap_key_data(jnp.asarray(kept.key))
-    examples = int(kept.groups.max() + 1) / classes
+    examples = number_of(kept.groups) / classes
     state, code = _conditioned(learner, key, kept.inputs, kept.y, kept.groups, classes, examples)
     mixture = TemperatureMixture(jnp.asarray(kept.temperatures), jnp.asarray(kept.weights))
     return FittedTask(learner, key, kept.inputs, kept.y, kept.groups, classes, examples, mixture, state, code)
@@ -282,7 +282,7 @@ def _shown(learner: Learner, inputs: np.ndarray, y: np.ndarray, groups: np.ndarr
 
 def _without(learner: Learner, inputs: np.ndarray, y: np.ndarray, groups: np.ndarray, classes: int) -> Without | None:
     """The tasks without each fold, None where each input is shown by itself: then these are parts of the whole."""
-    number = int(groups.max() + 1)
+    number = number_of(groups)
     if number == len(y):
         return None
     points, rows = (padding(count, classes, learner.traits.transductive)[0] for count in (number, len(y)))

@@ -2,8 +2,8 @@
 
 Learners are trained on tasks with equally many examples of every class, and take a class that has more for likelier
 everywhere. Means of a few examples say more of their class than single ones, and a task of them is one that the learner
-knows, at a temperature that is known too. Each example shown once, those of rare classes several times, or fewer means
-of each class were worse on training and validation classes of photographs (docs/results/heads/counts.md).
+knows, at a temperature that is known too. Each example by itself, and more or fewer means of each class, were worse on
+training and validation classes of photographs (docs/results/heads/counts.md).
 """
 
 import jax.numpy as jnp
@@ -28,6 +28,11 @@ def groups_of(y: Int[np.ndarray, " N"], most: int | None = None) -> Int[np.ndarr
     for k, (count, number) in enumerate(zip(counts, numbers, strict=True)):
         groups[y == k] = first[k] + np.arange(count) * number // count
     return groups
+
+
+def number_of(groups: Int[np.ndarray, " N"]) -> int:
+    """M, how many groups there are."""
+    return int(groups.max()) + 1
 
 
 def labels_of(y: Int[np.ndarray, " N"], groups: Int[np.ndarray, " N"]) -> Int[np.ndarray, " M"]:

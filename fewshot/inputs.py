@@ -52,9 +52,11 @@ def pictures_of(given: object) -> "list[Image] | None":
 
     Raises DataError for one that cannot be read.
     """
+    if not isinstance(given, list | tuple) or not given:
+        return None
     from PIL.Image import Image
 
-    if not isinstance(given, list | tuple) or not given or not all(isinstance(one, Image) for one in given):
+    if not all(isinstance(one, Image) for one in given):
         return None
     pictures = []
     for number, one in enumerate(given):
@@ -89,7 +91,7 @@ def read_pictures(
 
 
 def _are_paths(given: "Pictures") -> "TypeGuard[list[Path]]":
-    return isinstance(given[0], Path)
+    return not isinstance(given, np.ndarray) and isinstance(given[0], Path)
 
 
 def encoded(encoder: Encoder, given: "Pictures") -> Shaped[np.ndarray, "N D"]:

@@ -465,6 +465,7 @@ def test_an_encoder_sees_each_picture_once(tmp_path, monkeypatch):
     assert encoder.seen == 8
     np.testing.assert_array_equal(fitted.predict_proba(images), p)  # the same pictures, as bytes
     np.testing.assert_array_equal(fitted.predict_proba([Image.open(path) for path in paths]), p)
+    assert fitted.predict_proba(images[:0]).shape == (0, 3)
     features = encoder.encode(encoder.prepare(images))
     np.testing.assert_allclose(fitted.predict_proba(features), p, atol=1e-6)  # features are taken as they are
 

@@ -17,7 +17,7 @@ from fewshot.conditioning import TemperaturePrior, fit_task
 from fewshot.evaluation.out_of_episode import Labelled, strangeness
 from fewshot.evaluation.unknown import left_out_scores
 from fewshot.groups import groups_of, labels_of, means_of, shown, without_each
-from fewshot.heads import GaussianProcessHead, has_features, untrained
+from fewshot.heads import GaussianProcessHead, PretrainedHead, has_features, untrained
 from fewshot.inference.inner import exact
 from fewshot.learners import LEARNERS, GaussianProcess
 from fewshot.learners.task_temperature import posterior_of, task_temperature
@@ -204,6 +204,7 @@ def test_who_is_balanced_unless_it_is_told_otherwise(tiny_run):
     assert (groups(cosine), groups(REGRESSION)) == (3, 6)
     assert (groups(cosine, balanced=False), groups(REGRESSION, balanced=True)) == (6, 3)
     assert FewShotClassifier.from_run(tiny_run.path).built().balanced
+    assert PretrainedHead("photographs").build(None).balanced
     with pytest.raises(ValueError, match="expected True, False or None as balanced, got 'yes'"):
         BALANCED.set_params(balanced="yes").fit(features, names)
     BALANCED.set_params(balanced=True)
