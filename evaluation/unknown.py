@@ -60,7 +60,7 @@ def _scores(
     without: Without | None,
 ) -> tuple[Float[Array, "F N"], Bool[Array, "F N"]]:
     """Scores of all labelled inputs without each fold, and which of them the fold leaves out."""
-    held = left_out(y, real, folds) if without is None else without.held
+    held = jnp.asarray(left_out(y, real, folds) if without is None else without.held)
     fit_key, score_key = jax.random.split(key)
 
     def scored(fold: Array | Without) -> Array:

@@ -6,7 +6,6 @@ knows, at a temperature that is known too. Each example by itself, and more or f
 training and validation classes of photographs (docs/results/heads/counts.md).
 """
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped
 
@@ -57,13 +56,13 @@ def shown(
 def without_each(inputs: Shaped[np.ndarray, "N ..."], y: Int[np.ndarray, " N"], points: int, rows: int) -> Without:
     """The tasks without each fold of `left_out`, made alike again, padded to so many points; left out are of `rows`."""
     folds = int(min(FOLDS, np.bincount(y).max()))
-    held = np.asarray(left_out(jnp.asarray(y), jnp.ones(len(y), bool), folds))
+    held = np.asarray(left_out(y, np.ones(len(y), bool), folds))
     parts = [shown(inputs[~fold], y[~fold], groups_of(y[~fold])) for fold in held]
     return Without(
-        jnp.stack([padded(means, points) for means, _ in parts]),
-        jnp.stack([padded(labels, points) for _, labels in parts]),
-        jnp.asarray([np.arange(points) < len(labels) for _, labels in parts]),
-        jnp.asarray(np.pad(held, ((0, 0), (0, rows - len(y))))),
+        np.stack([padded(means, points) for means, _ in parts]),
+        np.stack([padded(labels, points) for _, labels in parts]),
+        np.stack([np.arange(points) < len(labels) for _, labels in parts]),
+        np.pad(held, ((0, 0), (0, rows - len(y)))),
     )
 
 

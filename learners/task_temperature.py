@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree, Shaped
 
 from fewshot.inference.inner.base import Code, Mask
@@ -28,10 +29,10 @@ class Without(NamedTuple):
     Inputs [F, M, ...], labels [F, M], which are real [F, M], and which inputs of the whole are left out [F, N].
     """
 
-    inputs: Shaped[Array, "..."]
-    y: Int[Array, "*F M"]
-    real: Bool[Array, "*F M"]
-    held: Bool[Array, "*F N"]
+    inputs: Shaped[Array | np.ndarray, "..."]
+    y: Int[Array | np.ndarray, "*F M"]
+    real: Bool[Array | np.ndarray, "*F M"]
+    held: Bool[Array | np.ndarray, "*F N"]
 
 
 class TemperatureMixture(NamedTuple):
@@ -101,18 +102,26 @@ def task_temperature(
     return posterior_of(probabilities, y, seen, temperature, temperature_of_fewer, spread)
 
 
-def left_out(y: Int[Array, " N"], real: Bool[Array, " N"], folds: int) -> Bool[Array, "F N"]:
-    """Fold k leaves out the k-th image of every class that has as many, and at least two."""
+def left_out(
+    y: Int[Array | np.ndarray, " N"], real: Bool[Array | np.ndarray, " N"], folds: int
+) -> Bool[Array | np.ndarray, "F N"]:
+    """Fold k leaves out the k-th image of every class that has as many, and at least two.
+
+    Of NumPy's arrays on the host, where another number of images compiles nothing.
+    """
+    array = np if isinstance(y, np.ndarray) else jnp
     same = (y[:, None] == y) & real[:, None] & real
-    number, count = jnp.sum(jnp.tril(same, -1), axis=1), jnp.sum(same, axis=1)
-    return (number == jnp.arange(folds)[:, None]) & (count > 1)
+    number, count = array.sum(array.tril(same, -1), axis=1), array.sum(same, axis=1)
+    return (number == array.arange(folds)[:, None]) & (count > 1)
 
 
 def rest_of(
     support: Inputs, y: Array, real: Array, fold: Array | Without
 ) -> tuple[Shaped[Array, "M ..."], Array, Array]:
     """Inputs and labels of a task without a fold, and which of them are real."""
-    return (fold.inputs, fold.y, fold.real) if isinstance(fold, Without) else (support, y, real & ~fold)
+    if isinstance(fold, Without):
+        return jnp.asarray(fold.inputs), jnp.asarray(fold.y), jnp.asarray(fold.real)
+    return support, y, real & ~fold
 
 
 def for_each_fold(learner: Learner, function: Callable[..., PyTree], folds: PyTree) -> PyTree:

@@ -283,7 +283,8 @@ def test_what_was_asked_before_compiles_nothing(name, compiled):
         asked = [fitted.predict_proba, fitted.reject, fitted.unknown_score, fitted.unknown_p_value]
         for question in asked + latents * [fitted.predict_latent, fitted.suggest]:
             question(2 * x)
-        fitted.add(x[:3], y[:3]).predict(x)
+        fitted.add(x[:3], np.array([0, 0, 1])).predict(x)  # whose classes have unlike numbers
+        fitted.unknown_p_value(2 * x)
 
     ask(0)
     assert compiled()
