@@ -34,7 +34,8 @@ class Predicted(NamedTuple):
 
     unknown: the share of the task's own labelled pictures, each left out, that look less unknown than the query; None
     where no class has two. counts: labelled images of each class. before: the temperature that was expected before
-    these were looked at, None where it was not learned from them.
+    these were looked at, None where it was not learned from them. means: so many of each class were shown to what
+    answers, None where each image was.
     """
 
     names: list[str]
@@ -46,6 +47,12 @@ class Predicted(NamedTuple):
     temperature: float
     before: float | None
     read_as: str
+    means: int | None = None
+
+    @property
+    def shown(self) -> str:
+        """How the labelled images were shown, "" where each was by itself."""
+        return "" if self.means is None else f", shown as {self.means} mean{'s' if self.means > 1 else ''} of each"
 
     @property
     def predictions(self) -> list[str]:
@@ -62,7 +69,7 @@ def table(found: Predicted, csv_file: str | None = None) -> str:
     low, high = min(found.counts), max(found.counts)
     images = f"{low} labelled image{'s' if low > 1 else ''}" if low == high else f"{low} to {high} labelled images"
     queries = "1 query" if len(found.names) == 1 else f"{len(found.names)} queries"
-    heading = f"{len(found.classes)} classes with {images} each, {queries}; read as {found.read_as}"
+    heading = f"{len(found.classes)} classes with {images} each{found.shown}, {queries}; read as {found.read_as}"
     before = "" if found.before is None else f", learned from the labelled images; before them {found.before:.3g}"
     lines = [heading, f"temperature {found.temperature:.3g}{before}"]
     best = np.argsort(-found.probabilities, axis=1)[:, :2]
@@ -131,7 +138,7 @@ def html_page(found: Predicted, query: Images) -> str:
     classes = ", ".join(f"{name} ({count})" for name, count in zip(found.classes, found.counts, strict=True))
     head = f"<h1>{len(found.names)} pictures, the least certain first</h1>"
     notes = [
-        f"Classes and their labelled pictures: {classes}.",
+        f"Classes and their labelled pictures: {classes}{found.shown}.",
         f"{summary(found)}. Orange: left open. Red: looks stranger than {STRANGE:.0%} of the labelled pictures.",
     ]
     text = "".join(f"<p>{html.escape(note)}</p>" for note in notes)

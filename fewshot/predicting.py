@@ -20,6 +20,7 @@ from fewshot.conditioning import embed
 from fewshot.evaluation.prediction_report import Predicted
 from fewshot.evaluation.selection import kept_at
 from fewshot.evaluation.text import plain
+from fewshot.groups import number_of
 from fewshot.heads import PretrainedHead, StoredHead, TrainedRun
 from fewshot.inputs import name_of
 from fewshot.models.deep_kernel import holds_features
@@ -251,6 +252,7 @@ def answered(model: Model, query: Images, keep_accuracy: float = KEEP_ACCURACY) 
         temperature=classifier.temperature_,
         before=None if prior.fewer is None else prior.own,
         read_as=_read_as(model, query),
+        means=None if number_of(task.groups) == len(task.y) else number_of(task.groups) // task.classes,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from fewshot import FewShotClassifier, classifier, heads, predicting, pretrained
-from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary
+from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary, table
 from fewshot.models.networks import encoders
 from fewshot.models.networks.pictures import FrozenEncoder, Preparation
 from fewshot.predicting import load_model
@@ -95,8 +95,8 @@ def shop(tmp_path, monkeypatch):
 def ship(folder, **settings):
     chosen = {"likelihood": "gaussian", "kernel": "rbf", "backbone": "identity"}
     asked = RunConfig(dataset="embeddings:x", **chosen, settings=settings)
-    table = TemperatureTable((2, 3), (1, 2), np.log([[0.5, 0.6], [0.7, 0.8]]))
-    store(folder / "photographs.safetensors", build_run(resolve(asked), (1, 1, 3)), table, "colours")
+    known = TemperatureTable((2, 3), (1, 2), np.log([[0.5, 0.6], [0.7, 0.8]]))
+    store(folder / "photographs.safetensors", build_run(resolve(asked), (1, 1, 3)), known, "colours")
 
 
 def arguments(shop, *more):
@@ -236,3 +236,21 @@ def test_outputs_are_refused_where_nothing_can_be_written(tmp_path, monkeypatch)
 def test_a_flag_that_comes_twice_adds_to_what_it_said():
     given = predict.parse(["--support", "s", "--query", "a", "b", "--query", "c", "--add", "d", "--add", "e", "f"])
     assert given.query == ("a", "b", "c") and given.add == ("d", "e", "f")
+
+
+def test_it_says_where_means_are_shown_in_the_place_of_images(found):
+    pixels = Images(np.zeros((3, 8, 8, 3), np.uint8), found.names, [""] * 3)
+    for means, said in {1: "shown as 1 mean of each", 2: "shown as 2 means of each"}.items():
+        one = found._replace(means=means)
+        assert table(one).startswith(f"2 classes with 2 to 3 labelled images each, {said}, 3 queries; ")
+        assert f"ash (2), =elm (3), {said}." in html_page(one, pixels)
+    assert "shown as" not in table(found) + html_page(found, pixels)
+
+
+@pytest.mark.long
+def test_unlike_numbers_of_pictures_are_shown_as_means(shop, capsys):
+    predict.main(predict.parse(arguments(shop)))
+    assert "2 classes with 2 labelled images each, 1 query" in capsys.readouterr().out
+    (shop / "support" / "red" / "1.png").unlink()
+    predict.main(predict.parse(arguments(shop)))
+    assert "2 classes with 1 to 2 labelled images each, shown as 1 mean of each, 1 query" in capsys.readouterr().out
