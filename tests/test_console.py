@@ -65,7 +65,7 @@ def test_a_resumed_loop_counts_only_its_own_steps():
 
 
 def test_control_c_ends_a_command_without_a_traceback(capsys, monkeypatch):
-    monkeypatch.setattr(compilation_cache, "enable", lambda: None)
+    monkeypatch.setattr(compilation_cache, "keep_programs", lambda: None)
     monkeypatch.setattr(processor, "tune", lambda: None)
 
     def interrupted(config):

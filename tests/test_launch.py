@@ -12,7 +12,7 @@ from fewshot.runners.cli.launch import launch
 
 
 def test_a_reader_that_has_had_enough_ends_the_program_quietly(monkeypatch):
-    for module, name in ((compilation_cache, "enable"), (processor, "tune")):
+    for module, name in ((compilation_cache, "keep_programs"), (processor, "tune")):
         monkeypatch.setattr(module, name, lambda: None)
     reader, writer = os.pipe()
     os.close(reader)
@@ -23,7 +23,7 @@ def test_a_reader_that_has_had_enough_ends_the_program_quietly(monkeypatch):
 
 
 def test_a_disk_that_cannot_be_written_to_is_one_line(monkeypatch, capsys):
-    for module, name in ((compilation_cache, "enable"), (processor, "tune")):
+    for module, name in ((compilation_cache, "keep_programs"), (processor, "tune")):
         monkeypatch.setattr(module, name, lambda: None)
 
     def write(_):
@@ -36,7 +36,7 @@ def test_a_disk_that_cannot_be_written_to_is_one_line(monkeypatch, capsys):
 
 
 def test_training_for_a_reader_that_has_had_enough_ends_quietly(monkeypatch):
-    for module, name in ((compilation_cache, "enable"), (processor, "tune")):
+    for module, name in ((compilation_cache, "keep_programs"), (processor, "tune")):
         monkeypatch.setattr(module, name, lambda: None)
     monkeypatch.setattr(meta_train, "main", lambda _: print("a line", flush=True))
     reader, writer = os.pipe()
@@ -48,7 +48,7 @@ def test_training_for_a_reader_that_has_had_enough_ends_quietly(monkeypatch):
 
 
 def test_what_goes_well_ends_with_0(monkeypatch, capsys):
-    for module, name in ((compilation_cache, "enable"), (processor, "tune")):
+    for module, name in ((compilation_cache, "keep_programs"), (processor, "tune")):
         monkeypatch.setattr(module, name, lambda: None)
     assert launch(lambda _: "a table", print, []) == 0
     assert capsys.readouterr().out == "a table\n"
