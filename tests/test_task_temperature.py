@@ -162,6 +162,6 @@ def test_tasks_are_tempered_each_by_its_own():
 def test_letters_are_predicted_better_at_a_temperature_of_their_own():
     """The kept run from Omniglot to EMNIST: better than at the temperature of EMNIST's validation classes."""
     _, found = assessment.assess(EvaluationConfig(str(KEPT), episodes=400, calibrate=True, adapt=True))
-    usual, adapted, calibrated = (found.rows[name].summary for name in (TEMPERED, ADAPTED, CALIBRATED))
+    usual, adapted, calibrated = (found.rows[name].summary.metrics for name in (TEMPERED, ADAPTED, CALIBRATED))
     assert adapted["nll"] < 0.99 * usual["nll"] and adapted["nll"] < calibrated["nll"]
     assert adapted["ece"] < usual["ece"] < 0.02 and adapted["accuracy"] >= usual["accuracy"] - 0.002
