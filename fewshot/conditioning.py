@@ -209,7 +209,7 @@ def fit_task(
     if temperature.fewer is None or np.bincount(y).max() < 2:
         temperatures = single(temperature.own)
     else:
-        ways, _, _, mask = _shown(learner, inputs, y, groups, classes)
+        _, ways, mask = padding(number_of(groups), classes, learner.traits.transductive)
         own = _padded_task(learner, inputs, y, classes)
         without, known = _without(learner, inputs, y, groups, classes), tuple(temperature)
         mask = mask._replace(points=own.mask.points)
