@@ -1,90 +1,174 @@
-"""Labels until 90% accuracy: those that `FewShotClassifier.suggest` asks for against labels of random examples.
+"""Which pictures to label next: the ways of `FewShotClassifier.suggest` beside random ones and the largest entropy.
 
-    python benchmarks/labelling.py --test-classes groceries [--tasks 30] [--weights photographs]
-    python benchmarks/labelling.py --training-classes groceries ...
-    python benchmarks/labelling.py --features FILE.npz ...
+    python benchmarks/labelling.py [--tasks 50] [--out docs/results/labelling.md]
 
-FILE has `features` [N, D] and `labels` [N]; classes are those of heads.py, 30 pictures each. A task has 5 classes
-with 10 examples in the pool and 10 to test on each, and begins with one label of every class; both ways begin with the
-same ones, and get one label at a time.
+A task has five classes; ten pictures of each test. In an *even* pool every class has 20 others, in an *uneven* one the
+classes have 20, 14, 8, 4 and 2. One picture of each class is labelled first, then LABELS more: one at a time, or
+AT_ONCE where a way says so. All ways see the same tasks.
 """
 
 import argparse
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from head_setting import IMAGES, NAMES, TEST, TRAIN, load
+from head_setting import NAMES, TEST, TRAIN, Source, load
+from scipy.special import entr
 
 from fewshot import FewShotClassifier
+from fewshot.evaluation.text import format_markdown
 from fewshot.heads import GaussianProcessHead, Head, PretrainedHead
-from fewshot.pretrained import PRETRAINED
-from fewshot.runners.cli import compilation_cache
+from fewshot.runners.cli import compilation_cache, processor
 
-CLASSES, POOL, TESTS, WANTED, MOST = 5, 10, 10, 0.9, 30
-
-
-class Examples:
-    """A pool and a test set of one task, the pool's first CLASSES positions one of each class."""
-
-    def __init__(self, features: np.ndarray, labels: np.ndarray, rng: np.random.Generator):
-        chosen = rng.choice(np.unique(labels), CLASSES, replace=False)
-        drawn = [rng.permutation(np.flatnonzero(labels == one))[: POOL + TESTS] for one in chosen]
-        pool = np.array(drawn)[:, :POOL].T.ravel()  # one of each class, then the others
-        tests = np.array(drawn)[:, POOL:].ravel()
-        self.pool, self.labels = features[pool], labels[pool]
-        self.tests, self.truth = features[tests], labels[tests]
-
-
-def labels_needed(head: Head, task: Examples, rng: np.random.Generator, suggests: bool) -> int:
-    """How many labels, of MOST at most, until WANTED of the test examples are right."""
-    known, rest = list(range(CLASSES)), list(range(CLASSES, len(task.pool)))
-    # Accuracy and suggestions do not depend on the temperature.
-    classifier = FewShotClassifier(head, temperature=1.0, draws=256)
-    classifier.fit(task.pool[known], task.labels[known])
-    while classifier.score(task.tests, task.truth) < WANTED and len(known) < MOST:
-        place = classifier.suggest(task.pool[rest], 1).positions[0] if suggests else rng.integers(len(rest))
-        known.append(rest.pop(int(place)))
-        classifier.add(task.pool[known[-1:]], task.labels[known[-1:]])
-    return len(known)
+TESTS, LABELS, AT_ONCE, WANTED = 10, 15, 5, 0.9
+POOLS = {"even": (20, 20, 20, 20, 20), "uneven": (20, 14, 8, 4, 2)}
+SHOWN = (1, 2, 5, 10, 15)  # labels after which the accuracy is printed
+COMPARED = (5, 10, 15)  # those after which ways are compared, also where AT_ONCE are asked for
+HEADER = [
+    "head",
+    "pictures",
+    "pool",
+    "way",
+    *(f"after {count}" for count in SHOWN),
+    "mean",
+    "more than random",
+    "to 90%",
+]
+Way = Callable[[FewShotClassifier, np.ndarray, np.random.Generator], Sequence[int]]
 
 
-def examples_of(given: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Features [N, D] and labels [N] of a file, or of classes of a data set."""
-    if given.features:
-        with np.load(given.features) as arrays:
-            return arrays["features"], arrays["labels"]
-    source = load(given.test_classes or given.training_classes, given.data_root)
-    rows = source.rows(source.classes(TEST if given.test_classes else TRAIN), IMAGES)
-    return source.features[rows], source.labels[rows]
+class Examples(NamedTuple):
+    """A pool whose first positions are one of each class, and a test set."""
+
+    pool: np.ndarray
+    labels: np.ndarray
+    tests: np.ndarray
+    truth: np.ndarray
+
+
+def examples(source: Source, classes: np.ndarray, sizes: Sequence[int], rng: np.random.Generator) -> Examples:
+    """A task of some of the classes, with so many pictures of each in its pool."""
+    chosen = rng.choice(classes, len(sizes), replace=False)
+    drawn = [rng.permutation(np.flatnonzero(source.labels == one)) for one in chosen]
+    pool = np.concatenate(
+        [[rows[0] for rows in drawn], *(rows[1:size] for rows, size in zip(drawn, sizes, strict=True))]
+    )
+    tests = np.concatenate([rows[-TESTS:] for rows in drawn])
+    return Examples(source.features[pool], source.labels[pool], source.features[tests], source.labels[tests])
+
+
+def by(utility: str, count: int = 1) -> Way:
+    """What `suggest` says."""
+    return lambda classifier, pool, _: classifier.suggest(pool, count, by=utility).positions.tolist()
+
+
+def at_random(_: FewShotClassifier, pool: np.ndarray, rng: np.random.Generator) -> list[int]:
+    """Any picture of the pool."""
+    return [int(rng.integers(len(pool)))]
+
+
+def by_entropy(classifier: FewShotClassifier, pool: np.ndarray, _: np.random.Generator) -> list[int]:
+    """The largest entropy of the class probabilities."""
+    return [int(entr(classifier.predict_proba(pool)).sum(axis=1).argmax())]
+
+
+def largest_margins(classifier: FewShotClassifier, pool: np.ndarray, _: np.random.Generator) -> list[int]:
+    """AT_ONCE of the smallest margins, each as if it were the only one."""
+    first, second = np.sort(classifier.predict_proba(pool), axis=1)[:, -2:].T
+    return np.argsort(second - first, kind="stable")[:AT_ONCE].tolist()
+
+
+WAYS: Mapping[str, Way] = {
+    "random": at_random,
+    "margin": by("margin"),
+    "information": by("information"),
+    "entropy": by_entropy,
+    f"margin, {AT_ONCE} at once": by("margin", AT_ONCE),
+    f"margin, {AT_ONCE} at once, each as if alone": largest_margins,
+}
+TESTED = [name for name in WAYS if name not in ("entropy", f"margin, {AT_ONCE} at once, each as if alone")]
+
+
+def curve(head: Head, task: Examples, classes: int, way: Way, rng: np.random.Generator) -> np.ndarray:
+    """Accuracy [LABELS + 1] with one label of each class and after every further label.
+
+    Of labels that are asked for at once it is that of the last full number of them.
+    """
+    known, rest = list(range(classes)), list(range(classes, len(task.pool)))
+    classifier = FewShotClassifier(head, draws=256).fit(task.pool[known], task.labels[known])
+    found = [classifier.score(task.tests, task.truth)]
+    while len(found) <= LABELS:
+        asked = [rest[place] for place in way(classifier, task.pool[rest], rng)]
+        rest = [place for place in rest if place not in asked]
+        classifier.add(task.pool[asked], task.labels[asked])
+        found += [found[-1]] * (len(asked) - 1) + [classifier.score(task.tests, task.truth)]
+    return np.array(found[: LABELS + 1])
+
+
+def curves(head: Head, source: Source, split: int, sizes: Sequence[int], way: Way, tasks: int) -> np.ndarray:
+    """Those [T, LABELS + 1] of as many tasks of the classes of a split."""
+    found = []
+    for seed in range(tasks):
+        task = examples(source, source.classes(split), sizes, np.random.default_rng(seed))
+        found.append(curve(head, task, len(sizes), way, np.random.default_rng(seed)))
+    return np.array(found)
+
+
+def row(found: np.ndarray, random: np.ndarray) -> list[str]:
+    """Accuracies in percent, the mean of those that are COMPARED, its difference to random, labels until WANTED."""
+    means = 100 * found[:, COMPARED].mean(axis=1)
+    more = means - 100 * random[:, COMPARED].mean(axis=1)
+    spread = 1.96 * more.std(ddof=1) / np.sqrt(len(more))
+    reached = found >= WANTED
+    first = np.where(reached.any(axis=1), reached.argmax(axis=1), LABELS + 1)
+    return [
+        *(f"{100 * found[:, count].mean():.1f}" for count in SHOWN),
+        f"{means.mean():.1f}",
+        f"{more.mean():+.1f} +- {spread:.1f}" if spread else "",
+        f"{first.mean():.1f}",
+    ]
+
+
+def rows(
+    name: str, head: Head, sources: Sequence[Source], split: int, ways: Sequence[str], tasks: int
+) -> list[list[str]]:
+    """Of every data set, pool and way."""
+    found = []
+    for source in sources:
+        for pool, sizes in POOLS.items():
+            random = curves(head, source, split, sizes, WAYS["random"], tasks)
+            for way in ways:
+                own = random if way == "random" else curves(head, source, split, sizes, WAYS[way], tasks)
+                found.append([name, source.name, pool, way, *row(own, random)])
+                print(" | ".join(found[-1]), flush=True)
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    examples = parser.add_mutually_exclusive_group(required=True)
-    examples.add_argument("--features", metavar="FILE.npz")
-    examples.add_argument("--test-classes", choices=NAMES)
-    examples.add_argument("--training-classes", choices=NAMES)
+    parser.add_argument("--tasks", type=int, default=50)
     parser.add_argument("--data-root")
-    parser.add_argument("--tasks", type=int, default=30)
-    parser.add_argument(
-        "--weights", choices=PRETRAINED, help="the head of these; else one that nothing was learned for"
-    )
+    parser.add_argument("--out", metavar="FILE.md")
     given = parser.parse_args()
     compilation_cache.keep_programs()
-    head = PretrainedHead(given.weights) if given.weights else GaussianProcessHead(inference="laplace")
-    features, labels = examples_of(given)
-    found = []
-    for seed in range(given.tasks):
-        task = Examples(features, labels, np.random.default_rng(seed))
-        found.append([labels_needed(head, task, np.random.default_rng(seed), suggests) for suggests in (True, False)])
-    counts = np.array(found)
-    less = counts[:, 1] - counts[:, 0]
-    draws = np.random.default_rng(0).choice(less, (10_000, len(less))).mean(1)
-    low, high = np.quantile(draws, [0.025, 0.975])
-    print(f"labels to {WANTED:.0%}, mean of {given.tasks} tasks: suggested {counts[:, 0].mean():.1f}, random", end=" ")
-    print(
-        f"{counts[:, 1].mean():.1f}; {less.mean():.1f} fewer, 95% interval over tasks {low:.1f} to {high:.1f};", end=" "
+    processor.tune()
+    sources = [load(name, given.data_root) for name in NAMES]
+    chosen = rows("cosine", GaussianProcessHead(inference="laplace"), sources, TRAIN, list(WAYS), given.tasks)
+    tested = rows("photographs", PretrainedHead("photographs"), sources, TEST, TESTED, given.tasks)
+    page = (
+        "# Which pictures to label next\n\n"
+        f"`python benchmarks/labelling.py --tasks {given.tasks}`: accuracy in percent after so many labels more than "
+        f"one of each of five classes, on {TESTS} other pictures of each class; means over {given.tasks} tasks. "
+        f"*Mean*: of the accuracies after {', '.join(map(str, COMPARED))}. *More than random*: the difference of that, "
+        "with a 95% interval over tasks. *To 90%*: labels until at least 90% of a task's test pictures are right, "
+        f"{LABELS + 1} where they never are. *Even*: 20 pictures of each class in the pool; *uneven*: 20, 14, 8, 4 "
+        "and 2.\n\n## Choice, on training classes\n\nBy a Gaussian process on the features as they are, which nothing "
+        f"was learned for.\n\n{format_markdown(HEADER, chosen)}\n## Test classes\n\nBy the shipped head.\n\n"
+        f"{format_markdown(HEADER, tested)}"
     )
-    print(f"not reached with {MOST}: {(counts == MOST).sum(0).tolist()}")
+    if given.out:
+        Path(given.out).write_text(page)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import csv
 import html
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,7 +36,7 @@ class Predicted(NamedTuple):
     unknown: the share of the task's own labelled pictures, each left out, that look less unknown than the query; None
     where no class has two. counts: labelled images of each class. before: the temperature that was expected before
     these were looked at, None where it was not learned from them. means: so many of each class were shown to what
-    answers, None where each image was.
+    answers, None where each image was. to_label: which queries to label next, the first one first.
     """
 
     names: list[str]
@@ -48,6 +49,7 @@ class Predicted(NamedTuple):
     before: float | None
     read_as: str
     means: int | None = None
+    to_label: Sequence[int] = ()
 
     @property
     def shown(self) -> str:
@@ -87,6 +89,8 @@ def table(found: Predicted, csv_file: str | None = None) -> str:
         where = f"{plain(csv_file)} has" if csv_file else "--csv FILE writes"
         lines.append(f"... and {len(found.names) - SHOWN} more; {where} all of them")
     lines.append(summary(found))
+    if found.to_label:
+        lines.append(f"label next: {asked_for(found)}")
     if found.unknown is not None:
         lines.append("unknown: share of the labelled pictures, each left out, that look less strange than this one")
     return "\n".join(lines)
@@ -99,6 +103,11 @@ def summary(found: Predicted) -> str:
         return f"no answer is certain enough to be kept of {len(found.names)}"
     expected = format_percent(float(confidence[found.kept].mean()))
     return f"{int(found.kept.sum())} of {len(found.names)} answers kept, of which {expected} are expected to be right"
+
+
+def asked_for(found: Predicted) -> str:
+    """The names of the queries to label next."""
+    return ", ".join(plain(found.names[q]) for q in found.to_label)
 
 
 def csv_text(found: Predicted) -> str:
@@ -128,7 +137,8 @@ def json_text(found: Predicted) -> str:
         for q, (name, prediction) in enumerate(zip(found.names, found.predictions, strict=True))
     ]
     about = {"classes": found.classes, "labelled": found.counts, "temperature": found.temperature}
-    return json.dumps({**about, "queries": queries}, indent=2) + "\n"
+    asked = {"label_next": [found.names[q] for q in found.to_label]} if found.to_label else {}
+    return json.dumps({**about, **asked, "queries": queries}, indent=2) + "\n"
 
 
 def html_page(found: Predicted, query: Images) -> str:
@@ -140,6 +150,7 @@ def html_page(found: Predicted, query: Images) -> str:
     notes = [
         f"Classes and their labelled pictures: {classes}{found.shown}.",
         f"{summary(found)}. Orange: left open. Red: looks stranger than {STRANGE:.0%} of the labelled pictures.",
+        *([f"Label next: {asked_for(found)}."] if found.to_label else []),
     ]
     text = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
     return (

@@ -50,7 +50,7 @@ from fewshot.learners.task_temperature import TemperatureMixture
 from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import HEAD_OF
-from fewshot.suggestion import suggested
+from fewshot.suggestion import MARGIN, suggested
 from fewshot.tasks import preparation
 from fewshot.training.run_directory import RunError
 
@@ -70,10 +70,10 @@ class Answers(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """Positions [k] in the pool, in the order to label them, and what each label is expected to add, in nats [k]."""
+    """Positions [k] in the pool, in the order to label them, and the expected utility [k] of each: larger is better."""
 
     positions: Int[np.ndarray, " k"]
-    information: Float[np.ndarray, " k"]
+    utility: Float[np.ndarray, " k"]
 
 
 class FewShotClassifier(ClassifierMixin, BaseEstimator):
@@ -97,9 +97,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     or of Pillow's pictures; y is words, whole numbers or truth values.
 
     After `fit`: classes_ in the order of the columns of `predict_proba`; head_, what answers, of shipped ones that for
-    the kind of pictures which the labelled ones were; learner_; class_count_, labelled examples of each class; task_,
-    the posterior; prior_temperature_, temperatures_, and temperature_, their geometric mean; code_, the inference's
-    result code; for tables n_features_in_ and feature_names_in_.
+    the kind of pictures which the labelled ones were; learner_; class_count_, labelled examples of each class;
+    balanced_, whether these are shown alike; task_, the posterior; prior_temperature_, temperatures_, and temperature_,
+    their geometric mean; code_, the inference's result code; for tables n_features_in_ and feature_names_in_.
     """
 
     _kept: Kept
@@ -218,14 +218,16 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         expected = float(probability[kept].mean()) if kept.any() else float("nan")
         return Answers(self.classes_[np.argmax(p, axis=1)], probability, kept, expected)
 
-    def suggest(self, X_pool: object, k: int = 1) -> Suggestion:
-        """Which k examples of a pool to label next: those whose labels are expected to tell most of f.
+    def suggest(self, X_pool: object, k: int = 1, by: str = MARGIN) -> Suggestion:
+        """Which k examples of a pool to label next, each judged after the labels that the earlier ones may get.
 
-        Greedy in I(y_1, ..., y_k; f): every next example is judged after the labels that the earlier ones may get.
-        Raises ValueError for a k beyond the pool; TypeError for a learner without a posterior.
+        by: "margin", those whose two most probable classes are nearest to each other, with a utility of 1 where they
+        are level and of 0 where one class is certain; "information", those whose labels are expected to tell most of
+        the latent functions, in nats (`fewshot/suggestion.py`). Raises ValueError for a k beyond the pool, and for
+        another name; TypeError for the information where a learner has no posterior.
         """
         check_is_fitted(self)
-        return Suggestion(*suggested(self.task_, self._inputs(X_pool), k))
+        return Suggestion(*suggested(self.task_, self._inputs(X_pool), k, by, self.balanced_))
 
     def save(self, path: str | Path) -> None:
         """Write what was fitted to a file that `load` reads: examples, labels, key, temperatures, shipped weights.
@@ -289,6 +291,12 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         """Labelled examples of each class."""
         check_is_fitted(self)
         return np.bincount(self._kept.y, minlength=len(self.classes_))
+
+    @property
+    def balanced_(self) -> bool:
+        """Whether classes with unlike numbers of examples are shown alike."""
+        check_is_fitted(self)
+        return self._is_balanced(self.built())
 
     @property
     def prior_temperature_(self) -> TemperaturePrior:

@@ -160,12 +160,18 @@ class FittedTask:
         known = left_out_scores(key, self.learner, own.inputs, own.y, real, without)
         return None if known is None else p_values(self.unknown(new), known)
 
-    def with_labels(self, inputs: Shaped[np.ndarray, "K ..."], y: Int[np.ndarray, " K"]) -> "FittedTask":
+    def with_labels(
+        self,
+        inputs: Shaped[np.ndarray, "K ..."],
+        y: Int[np.ndarray, " K"],
+        groups: Int[np.ndarray, " all"] | None = None,
+    ) -> "FittedTask":
         """The same task with K more labelled inputs of its classes, at the prior and the temperatures that it has.
 
-        Each is shown by itself.
+        groups: of all N + K inputs, those that it has first; None: of these as they are, each new one by itself.
         """
-        groups = np.concatenate([self.groups, number_of(self.groups) + np.arange(len(y))])
+        if groups is None:
+            groups = np.concatenate([self.groups, number_of(self.groups) + np.arange(len(y))])
         inputs, y = np.concatenate([self.inputs, inputs]), np.concatenate([self.y, y])
         state, code = _conditioned(self.learner, self.key, inputs, y, groups, self.classes, self.examples)
         return replace(self, inputs=inputs, y=y, groups=groups, state=state, code=code)

@@ -27,6 +27,7 @@ from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks import load_encoder
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import DEFAULT, PRETRAINED
+from fewshot.suggestion import suggested
 from fewshot.tasks import DataError, preparation
 from fewshot.tasks.embeddings import load_features
 from fewshot.tasks.feature_cache import FeatureCache
@@ -91,13 +92,14 @@ def predict_folders(
     seed: int = 0,
     data_root: str | None = None,
     find_ink: bool = True,
+    suggest: int = 0,
 ) -> Found:
     """Probabilities, answers and scores of every query by the labelled pictures of a folder.
 
     name: a run folder, weights that are shipped, or a file of `FewShotClassifier.save`, which has its labelled pictures
     already: support is None then. add: further labelled pictures. find_ink: photographs of characters on paper are made
-    into what the network was trained on. Raises ConfigError, DataError, EncoderError, RunError, SavedError,
-    WeightsError or InferenceFailedError, each with one line.
+    into what the network was trained on. suggest: of how many queries the labels are asked for. Raises ConfigError,
+    DataError, EncoderError, RunError, SavedError, WeightsError or InferenceFailedError, each with one line.
     """
     model = load_model(name, encoder, temperature, seed, data_root, find_ink)
     if model.is_fitted and support is not None:
@@ -109,11 +111,13 @@ def predict_folders(
     given = [(str(path), fewest) for path, fewest in ((support, 2), *((path, 1) for path in add)) if path is not None]
     labelled = [load_support(model, path, strict, fewest) for path, fewest in given]
     asked = load_queries(model, list(map(Path, query)), strict)
+    if suggest > len(asked.names):
+        raise ConfigError(f"expected --suggest of at most {len(asked.names)}, the number of queries, got {suggest}")
     if model.dataset in STYLES:
         _tell_unlike(model, *labelled, asked)
     if labelled:
         learn(model, joined(labelled), " and ".join(path for path, _ in given))
-    return Found(answered(model, asked, keep_accuracy), asked, model.classifier)
+    return Found(answered(model, asked, keep_accuracy, suggest), asked, model.classifier)
 
 
 def load_model(
@@ -237,8 +241,11 @@ def _cache() -> FeatureCache:
     return FeatureCache(say=partial(print, file=sys.stderr))
 
 
-def answered(model: Model, query: Images, keep_accuracy: float = KEEP_ACCURACY) -> Predicted:
-    """What the fitted model says of the queries, and how unknown each looks. Raises InferenceFailedError."""
+def answered(model: Model, query: Images, keep_accuracy: float = KEEP_ACCURACY, suggest: int = 0) -> Predicted:
+    """What the fitted model says of the queries, how unknown each looks, and which of them to label next.
+
+    Raises InferenceFailedError.
+    """
     classifier, task, prior = model.classifier, model.classifier.task_, model.classifier.prior_temperature_
     new = embed(task.learner, query.pixels)
     probabilities, p_values = task.probabilities(new), task.unknown_p_values(new)
@@ -253,6 +260,7 @@ def answered(model: Model, query: Images, keep_accuracy: float = KEEP_ACCURACY) 
         before=None if prior.fewer is None else prior.own,
         read_as=_read_as(model, query),
         means=None if number_of(task.groups) == len(task.y) else number_of(task.groups) // task.classes,
+        to_label=suggested(task, new, suggest, balanced=classifier.balanced_)[0].tolist() if suggest else [],
     )
 
 

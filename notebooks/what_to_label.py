@@ -12,9 +12,9 @@
 # # What to label next
 #
 # Labels cost time, images do not. From one label of each class, which image of a pool should be labelled next?
-# `suggest` chooses those whose labels are expected to tell most of the latent functions, each judged after the labels
-# that the earlier ones may get. Here it is compared with random choice, on characters of scripts that the shipped
-# network never saw.
+# `suggest` chooses those whose two most probable classes are nearest to each other, each judged after the labels that
+# the earlier ones may get. Here it is compared with random choice, on characters of scripts that the shipped network
+# never saw.
 
 # %%
 import matplotlib.pyplot as plt
@@ -67,7 +67,7 @@ axis.legend()
 plt.show()
 
 # %% [markdown]
-# A few tasks tell little: `benchmarks/labelling.py` has the comparison on photographs, with intervals. What was asked
+# A few tasks tell little: `docs/results/labelling.md` has the comparison on photographs, with intervals. What was asked
 # for first, in one of the tasks:
 
 # %%

@@ -49,6 +49,7 @@ class PredictionConfig:
     json: str | None = None
     report: str | None = None
     keep_accuracy: float = KEEP_ACCURACY
+    suggest: int = 0
     strict: bool = False
     no_ink: bool = False
 
@@ -73,6 +74,7 @@ def main(config: PredictionConfig) -> Predicted:
         seed=config.seed,
         data_root=config.data_root,
         find_ink=not config.no_ink,
+        suggest=config.suggest,
     )
     print(table(found, config.csv))
     if config.csv:
@@ -127,6 +129,13 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
         default=KEEP_ACCURACY,
         metavar="A",
         help=f"answer as many queries as this accuracy allows (default {KEEP_ACCURACY})",
+    )
+    parser.add_argument(
+        "--suggest",
+        type=whole_number,
+        default=0,
+        metavar="N",
+        help="say which N queries to label next (default 0): the least decided ones, each given the labels before it",
     )
     parser.add_argument("--strict", action="store_true", help="end the run at a picture that cannot be read")
     parser.add_argument("--no-ink", action="store_true", help="leave photographs of characters on paper as they are")

@@ -280,8 +280,8 @@ def test_what_was_asked_before_compiles_nothing(name, compiled):
         rng = np.random.default_rng(seed)
         x, y = rng.normal(size=(12, width)).astype(np.float32), rng.permutation(np.repeat(np.arange(3), 4))
         fitted = FewShotClassifier(learner).fit(x, y)
-        asked = [fitted.predict_proba, fitted.reject, fitted.unknown_score, fitted.unknown_p_value]
-        for question in asked + latents * [fitted.predict_latent, fitted.suggest]:
+        asked = [fitted.predict_proba, fitted.reject, fitted.unknown_score, fitted.unknown_p_value, fitted.suggest]
+        for question in asked + latents * [fitted.predict_latent, partial(fitted.suggest, by="information")]:
             question(2 * x)
         fitted.add(x[:3], np.array([0, 0, 1])).predict(x)  # whose classes have unlike numbers
         fitted.unknown_p_value(2 * x)
@@ -296,9 +296,10 @@ def test_learners_without_latent_functions_say_so():
     features, labels = clusters()
     fitted = FewShotClassifier(NearestNeighbour(Identity((1, 1, 6))), temperature=1.0).fit(features, labels)
     assert fitted.unknown_score(features).max() < 1e-6  # the entropy of a one-hot row
-    for ask in (fitted.predict_latent, fitted.suggest):
+    for ask in (fitted.predict_latent, partial(fitted.suggest, by="information")):
         with pytest.raises(TypeError, match="expected a learner with a posterior of latent functions, got NearestN"):
             ask(features)
+    assert fitted.suggest(features, 2).utility.tolist() == [0.0, 0.0]  # one-hot rows
 
 
 @pytest.mark.parametrize("wanted", [0.5, 0.7, 0.8, 0.97])

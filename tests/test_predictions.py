@@ -59,6 +59,16 @@ def test_the_summary_expects_what_the_probabilities_say(found):
     assert "no answer is certain enough" in summary(found._replace(kept=np.zeros(3, bool)))
 
 
+def test_what_to_label_next_is_named_where_it_was_asked_for(found):
+    pixels = np.zeros((3, 8, 8, 3), np.uint8)
+    images = Images(pixels, found.names, [""] * 3)
+    asked = found._replace(to_label=[1, 2])
+    assert "\nlabel next: =1+1.png, <b>odd</b>.png\n" in table(asked)
+    assert json.loads(json_text(asked))["label_next"] == ["=1+1.png", "<b>odd</b>.png"]
+    assert "<p>Label next: =1+1.png, &lt;b&gt;odd&lt;/b&gt;.png.</p>" in html_page(asked, images)
+    assert "abel next" not in table(found) + html_page(found, images) and "label_next" not in json_text(found)
+
+
 def test_the_page_shows_the_least_certain_first_and_loads_nothing(found, tmp_path):
     pixels = np.zeros((3, 8, 8, 3), np.uint8)
     page = html_page(found, Images(pixels, found.names, [""] * 3))
@@ -113,8 +123,9 @@ def test_pictures_to_answers_without_naming_a_run(shop, capsys, monkeypatch):
     (shop / "support" / "red" / "c.png").write_bytes(b"")
     files = [shop / name for name in ("p.csv", "p.json", "p.html")]
     flags = ["--csv", str(files[0]), "--json", str(files[1]), "--report", str(files[2])]
-    assert predict.command_line(arguments(shop, *flags)) == 0
+    assert predict.command_line(arguments(shop, *flags, "--suggest", "1")) == 0
     printed, errors = capsys.readouterr()
+    assert f"\nlabel next: {shop / 'query' / 'a.png'}\n" in printed
     assert "2 classes with 2 labelled images each, 1 query; read as 3 features of colours\n" in printed
     encoding = [line for line in errors.splitlines() if line.startswith("new pictures")]
     assert encoding == ["new pictures to encode: 4", "new pictures to encode: 1"]
@@ -180,6 +191,7 @@ def test_files_and_labelled_images_that_do_not_fit_are_refused(shop, capsys):
     FewShotClassifier.from_pretrained("photographs").fit(np.eye(3), [1, 2, 3]).save(shop / "numbers")
     for given, message in (
         (query, "expected --support, the labelled images, with photographs, got none"),
+        (arguments(shop, "--suggest", "2"), "expected --suggest of at most 1, the number of queries, got 2"),
         ([str(path), *arguments(shop)], "which holds labelled images; put more of them after --add"),
         ([str(path), *query, "--temperature", "1"], "expected no --temperature with"),
         ([str(path), *query, "--encoder", "onnx:a.onnx"], "expected the encoder colours, got onnx:a.onnx"),

@@ -1,4 +1,4 @@
-"""What to label next: the chain rule by brute force, against sums over all labels and draws of the true posterior."""
+"""What to label next: expected utilities by brute force, against sums over labels and draws of the true posterior."""
 
 import itertools
 from dataclasses import replace
@@ -27,9 +27,9 @@ def fitted():
 def test_terms_are_sums_over_the_labels_that_may_come(fitted):
     """The second from fits to either label, each with its probability at temperature 1, by the estimator alone."""
     pool = POOL[3:]  # near labelled examples: one label is more probable than the other
-    found = fitted.suggest(pool, 3)
+    found = fitted.suggest(pool, 3, by="information")
     first = fitted.task_.information(pool)
-    assert found.positions[0] == np.argmax(first) and found.information[0] == pytest.approx(first.max(), rel=1e-5)
+    assert found.positions[0] == np.argmax(first) and found.utility[0] == pytest.approx(first.max(), rel=1e-5)
     task = replace(fitted.task_, temperatures=single(1.0))
     p = task.probabilities(fitted._inputs(pool[found.positions[:1]]))[0]
     assert abs(p[0] - 0.5) > 0.2
@@ -40,8 +40,8 @@ def test_terms_are_sums_over_the_labels_that_may_come(fitted):
     second = sum(weight * one.task_.information(pool) for weight, one in zip(p, later, strict=True))
     second[found.positions[0]] = -np.inf
     assert found.positions[1] == np.argmax(second)
-    assert found.information[1] == pytest.approx(second.max(), rel=1e-4)
-    assert len(set(found.positions)) == 3 and (np.diff(found.information) < 0).all()
+    assert found.utility[1] == pytest.approx(second.max(), rel=1e-4)
+    assert len(set(found.positions)) == 3 and (np.diff(found.utility) < 0).all()
 
 
 def true_information(draws=400_000):
@@ -64,14 +64,14 @@ def true_information(draws=400_000):
 
 
 def test_two_suggestions_are_the_best_pair_of_the_true_posterior(fitted):
-    found, truth = fitted.suggest(POOL, 2), true_information()
+    found, truth = fitted.suggest(POOL, 2, by="information"), true_information()
     pair = tuple(sorted(found.positions.tolist()))
     assert truth[pair] > 0.97 * max(truth.values()) > 1.2 * np.median(list(truth.values()))
-    assert found.information.sum() == pytest.approx(truth[pair], rel=0.1)  # Laplace's posterior is not the true one
+    assert found.utility.sum() == pytest.approx(truth[pair], rel=0.1)  # Laplace's posterior is not the true one
 
 
 class Known:
-    """A task whose probabilities and information are given, and which counts how often it is asked."""
+    """A task whose probabilities and utilities are given, and which counts how often it is asked."""
 
     def __init__(self, p, terms=None, labels=()):
         self.p, self.terms, self.labels, self.asked = p, terms, labels, 0
@@ -79,12 +79,16 @@ class Known:
     def probabilities(self, x):
         return self.p[None]
 
-    def with_labels(self, x, y):
+    def with_labels(self, x, y, groups):
+        assert x.shape == (1, 1) and groups is None
         return Known(self.p, self.terms, (*self.labels, int(y[0])))
 
-    def information(self, x):
+    def looked_up(self, x):
         self.asked += len(x)
         return self.terms[x[:, 0].astype(int)]
+
+
+LOOKED_UP = suggestion.Utility(Known.looked_up, only_falls=True)
 
 
 def test_outcomes_are_drawn_as_often_as_they_are_probable(monkeypatch):
@@ -109,12 +113,56 @@ def test_examples_that_cannot_be_the_best_are_not_looked_at(monkeypatch):
     task, pool = Known(None, terms), np.arange(100.0)[:, None]
     bounds = terms + 2.5
     bounds[np.argsort(terms)[60:64]] = 1000.0  # they told much before others were chosen
-    assert suggestion._most_informative([suggestion.Path(1.0, task)], pool, bounds) == np.argmax(terms)
+    assert suggestion._best(LOOKED_UP, [suggestion.Path(1.0, task)], pool, bounds) == np.argmax(terms)
     assert task.asked == 8 and bounds.max() == terms.max()  # these four, and four within 2.5 of the best term
     unknown = np.full(100, np.inf)
     unknown[terms.argmax()] = -np.inf  # chosen already
-    assert suggestion._most_informative([suggestion.Path(1.0, task)], pool, unknown) == np.argsort(terms)[-2]
+    assert suggestion._best(LOOKED_UP, [suggestion.Path(1.0, task)], pool, unknown) == np.argsort(terms)[-2]
     assert task.asked == 8 + 99
+    rises = suggestion.Utility(Known.looked_up, only_falls=False)
+    stale = np.zeros(100)
+    assert suggestion._best(rises, [suggestion.Path(1.0, task)], pool, stale) == np.argmax(terms)
+
+
+def indecision(p):
+    least, most = np.sort(p, axis=1)[:, -2:].T
+    return 1 - (most - least)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("balanced", [False, True])
+def test_margins_are_means_over_the_labels_that_may_come(balanced):
+    """The second from fits to either label, each with its probability: shown anew where classes are balanced."""
+    head = GaussianProcessHead(kernel="cosine", inference="laplace", scale=4.0)
+    given = {"temperature": 0.3, "draws": 4096, "balanced": balanced}
+    fitted = FewShotClassifier(head, **given).fit(X, LABELS)
+    found = fitted.suggest(POOL, 3)
+    first = indecision(fitted.predict_proba(POOL))
+    assert found.positions[0] == np.argmax(first) and found.utility[0] == pytest.approx(first.max(), rel=1e-5)
+    asked = POOL[found.positions[0]]
+    later = [FewShotClassifier(head, **given).fit([*X, asked], [*LABELS, label]) for label in "ab"]
+    p = fitted.predict_proba(asked[None])[0]
+    second = sum(weight * indecision(one.predict_proba(POOL)) for weight, one in zip(p, later, strict=True))
+    second[found.positions[0]] = -np.inf
+    assert found.positions[1] == np.argmax(second)
+    assert found.utility[1] == pytest.approx(second.max(), rel=1e-3)
+    assert len(set(found.positions)) == 3
+
+
+def test_of_two_that_are_alike_one_is_asked_for():
+    """Whatever label the first gets decides the second; others that were less open then are more open now."""
+    x = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    pool = np.array([[0.7, 0.71, 0.0], [0.7, 0.71, 0.0], [0.1, 0.2, 1.0], [0.9, 0.1, 0.0]])
+    head = GaussianProcessHead(kernel="rbf", inference="laplace", scale=4.0, lengthscale=0.5)
+    fitted = FewShotClassifier(head, temperature=0.3, draws=4096).fit(x, ["a", "b"])
+    one_by_one = np.argsort(-indecision(fitted.predict_proba(pool)))
+    assert set(one_by_one[:2]) == {0, 1}
+    assert fitted.suggest(pool, 2).positions.tolist() == [0, 2]
+
+
+def test_another_name_of_a_utility_is_refused(fitted):
+    with pytest.raises(ValueError, match="expected by to be one of margin, information, got 'entropy'"):
+        fitted.suggest(POOL, 1, by="entropy")
 
 
 def test_numbers_of_suggestions_that_make_no_sense_are_refused(fitted):
