@@ -52,15 +52,19 @@ class Utility(NamedTuple):
     only_falls: bool
 
 
-def indecision(task: FittedTask, pool: Pool) -> Float[np.ndarray, " P"]:
+def indecision(probabilities: Float[np.ndarray, "P C"]) -> Float[np.ndarray, " P"]:
     """1 - (p_1 - p_2) of the two largest class probabilities."""
-    least, most = np.sort(task.probabilities(pool), axis=1)[:, -2:].T
+    least, most = np.sort(probabilities, axis=1)[:, -2:].T
     return 1.0 - (most - least)
+
+
+def _indecision(task: FittedTask, pool: Pool) -> Float[np.ndarray, " P"]:
+    return indecision(task.probabilities(pool))
 
 
 MARGIN, INFORMATION = "margin", "information"
 UTILITIES: Mapping[str, Utility] = MappingProxyType(
-    {MARGIN: Utility(indecision, False), INFORMATION: Utility(FittedTask.information, True)}
+    {MARGIN: Utility(_indecision, False), INFORMATION: Utility(FittedTask.information, True)}
 )
 
 

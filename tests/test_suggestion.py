@@ -9,8 +9,10 @@ from scipy.special import entr
 
 from fewshot import suggestion
 from fewshot.classifier import FewShotClassifier
+from fewshot.conditioning import FittedTask
 from fewshot.heads import GaussianProcessHead
 from fewshot.learners.task_temperature import single
+from fewshot.suggestion import indecision
 
 RNG = np.random.default_rng(3)
 X, LABELS = RNG.normal(size=(4, 3)), list("abab")
@@ -124,9 +126,15 @@ def test_examples_that_cannot_be_the_best_are_not_looked_at(monkeypatch):
     assert suggestion._best(rises, [suggestion.Path(1.0, task)], pool, stale) == np.argmax(terms)
 
 
-def indecision(p):
-    least, most = np.sort(p, axis=1)[:, -2:].T
-    return 1 - (most - least)
+def test_a_label_can_raise_the_indecision_about_another_but_not_its_information():
+    """Two classes are level after either outcome; before them, on average over both, one of three leads."""
+    outcomes = np.array([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5]])
+    assert indecision(outcomes).mean() == pytest.approx(1.0)
+    assert indecision(outcomes.mean(0, keepdims=True)) == pytest.approx(0.75)
+    assert {name: utility.only_falls for name, utility in suggestion.UTILITIES.items()} == {
+        "margin": False,
+        "information": True,
+    }
 
 
 @pytest.mark.long
@@ -147,6 +155,22 @@ def test_margins_are_means_over_the_labels_that_may_come(balanced):
     assert found.positions[1] == np.argmax(second)
     assert found.utility[1] == pytest.approx(second.max(), rel=1e-3)
     assert len(set(found.positions)) == 3
+
+
+@pytest.mark.parametrize("by", ["margin", "information"])
+def test_labels_that_may_come_are_shown_alike_for_margins_alone(monkeypatch, by):
+    """The information is a sum over labels, each of which stands alone."""
+    shown, with_labels = [], FittedTask.with_labels
+
+    def recorded(task, inputs, y, groups):
+        shown.append(groups)
+        return with_labels(task, inputs, y, groups)
+
+    monkeypatch.setattr(FittedTask, "with_labels", recorded)
+    head = GaussianProcessHead(kernel="cosine", inference="laplace", scale=4.0)
+    FewShotClassifier(head, temperature=0.3, draws=64, balanced=True).fit(X, LABELS).suggest(POOL, 2, by)
+    expected = {"margin": [[0, 2, 0, 3, 1], [0, 2, 1, 2, 3]], "information": [None, None]}[by]
+    assert [None if groups is None else groups.tolist() for groups in shown] == expected
 
 
 def test_of_two_that_are_alike_one_is_asked_for():
