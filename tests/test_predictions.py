@@ -15,6 +15,7 @@ from fewshot.predicting import load_model
 from fewshot.pretrained import TemperatureTable, store
 from fewshot.runners import predict
 from fewshot.runners.cli.flags import check_outputs
+from fewshot.suggestion import suggested
 from fewshot.tasks import DataError
 from fewshot.tasks.images import Images
 from fewshot.training.configuration import RunConfig, resolve
@@ -137,6 +138,21 @@ def test_pictures_to_answers_without_naming_a_run(shop, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         predict.command_line(arguments(shop, "--strict", "--csv", str(shop / "q.csv")))
     assert not (shop / "q.csv").exists() and "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_what_to_label_next_is_what_the_estimator_says(shop, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        predicting, "suggested", lambda *given, **named: asked.append(named) or suggested(*given, **named)
+    )
+    for name, colour in {"b": (120, 140, 0), "c": (30, 200, 0), "d": (125, 130, 9), "e": (90, 90, 90)}.items():
+        Image.new("RGB", (9, 9), colour).save(shop / "query" / f"{name}.png")
+    Image.new("RGB", (9, 9), (200, 40, 0)).save(shop / "support" / "red" / "7.png")
+    found = predicting.predict_folders("photographs", shop / "support", [shop / "query"], suggest=3)
+    expected = found.classifier.suggest(predicting.estimator_input(found.query), 3).positions.tolist()
+    assert found.answers.to_label == expected != sorted(expected)
+    assert asked == [{"balanced": True}]
 
 
 @pytest.mark.long
