@@ -20,6 +20,7 @@ from fewshot import FewShotClassifier
 from fewshot.evaluation.text import format_markdown
 from fewshot.heads import GaussianProcessHead, Head, PretrainedHead
 from fewshot.runners.cli import compilation_cache, processor
+from fewshot.suggestion import indecision
 
 TESTS, LABELS, AT_ONCE, WANTED = 10, 15, 5, 0.9
 POOLS = {"even": (20, 20, 20, 20, 20), "uneven": (20, 14, 8, 4, 2)}
@@ -75,8 +76,7 @@ def by_entropy(classifier: FewShotClassifier, pool: np.ndarray, _: np.random.Gen
 
 def largest_margins(classifier: FewShotClassifier, pool: np.ndarray, _: np.random.Generator) -> list[int]:
     """AT_ONCE of the smallest margins, each as if it were the only one."""
-    first, second = np.sort(classifier.predict_proba(pool), axis=1)[:, -2:].T
-    return np.argsort(second - first, kind="stable")[:AT_ONCE].tolist()
+    return np.argsort(-indecision(classifier.predict_proba(pool)), kind="stable")[:AT_ONCE].tolist()
 
 
 WAYS: Mapping[str, Way] = {
@@ -162,7 +162,8 @@ def main() -> None:
         f"one of each of five classes, on {TESTS} other pictures of each class; means over {given.tasks} tasks. "
         f"*Mean*: of the accuracies after {', '.join(map(str, COMPARED))}. *More than random*: the difference of that, "
         "with a 95% interval over tasks. *To 90%*: labels until at least 90% of a task's test pictures are right, "
-        f"{LABELS + 1} where they never are. *Even*: 20 pictures of each class in the pool; *uneven*: 20, 14, 8, 4 "
+        f"{LABELS + 1} where they never are. Of {AT_ONCE} labels at once every column has the accuracy after the last "
+        f"full {AT_ONCE}. *Even*: 20 pictures of each class in the pool; *uneven*: 20, 14, 8, 4 "
         "and 2.\n\n## Choice, on training classes\n\nBy a Gaussian process on the features as they are, which nothing "
         f"was learned for.\n\n{format_markdown(HEADER, chosen)}\n## Test classes\n\nBy the shipped head.\n\n"
         f"{format_markdown(HEADER, tested)}"
