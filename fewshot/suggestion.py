@@ -2,8 +2,9 @@
 
 Two utilities of an example, each larger where it is the better one to ask for:
 
-    margin       1 - E (p_1 - p_2), p_1 and p_2 its largest class probabilities: 1 where two classes are level
-    information  E I(y; f), the mutual information of its label and the latent functions, in nats
+    margin       1 - E (p_1 - p_2), p_1 and p_2 its largest class probabilities (Scheffer, Decomain, Wrobel 2001):
+                 1 where two classes are level
+    information  E I(y; f), the mutual information of its label and the latent functions, in nats (Houlsby et al. 2011)
 
 Expectations are over the labels that the examples chosen before it may get. These are not seen yet: a *path* is one
 outcome of them, with its probability, and a task that was conditioned on it too. All outcomes are kept while there are
@@ -15,7 +16,7 @@ The information of k labels is the sum of their terms, by the chain rule,
     I(y_1, ..., y_k; f) = sum_j E_{y_1, ..., y_{j-1}} I(y_j; f | y_1, ..., y_{j-1}).
 
 As labels are independent given f, a term only falls as labels are added, so that what was found earlier bounds it from
-above, and only examples with large bounds are looked at again. A margin can grow, and all are looked at.
+above, and only examples with large bounds are looked at again. The utility of a margin can rise: all are looked at.
 Letters: P examples of the pool, C classes, k to be chosen.
 """
 
@@ -54,8 +55,8 @@ class Utility(NamedTuple):
 
 def indecision(probabilities: Float[np.ndarray, "P C"]) -> Float[np.ndarray, " P"]:
     """1 - (p_1 - p_2) of the two largest class probabilities."""
-    least, most = np.sort(probabilities, axis=1)[:, -2:].T
-    return 1.0 - (most - least)
+    second, first = np.sort(probabilities, axis=1)[:, -2:].T
+    return 1.0 - (first - second)
 
 
 def _indecision(task: FittedTask, pool: Pool) -> Float[np.ndarray, " P"]:
