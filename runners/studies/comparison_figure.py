@@ -200,6 +200,7 @@ def tradeoff_figure(rows: Sequence[Row], setting: str = "") -> Figure:
         if leaders[shot]:
             _scatter(line[1], {point: shown[point] for point in leaders[shot]}, "nll")
             line[1].margins(0.1)
+            line[1].locator_params(axis="x", nbins=6)  # numbers of three digits need room
             _fix_limits(line[1])
             _scatter(line[1], {point: shown[point] for point in shown if point not in leaders[shot]}, "nll")
             line[1].set_xlabel(f"the same, inside the dashed box, {shot}-shot", fontsize=11)
