@@ -111,8 +111,8 @@ def predict_folders(
     given = [(str(path), fewest) for path, fewest in ((support, 2), *((path, 1) for path in add)) if path is not None]
     labelled = [load_support(model, path, strict, fewest) for path, fewest in given]
     asked = load_queries(model, list(map(Path, query)), strict)
-    if suggest > len(asked.names):
-        raise ConfigError(f"expected --suggest of at most {len(asked.names)}, the number of queries, got {suggest}")
+    if not 0 <= suggest <= len(asked.names):
+        raise ConfigError(f"expected --suggest from 0 to {len(asked.names)}, the number of queries, got {suggest}")
     if model.dataset in STYLES:
         _tell_unlike(model, *labelled, asked)
     if labelled:

@@ -207,7 +207,7 @@ def test_files_and_labelled_images_that_do_not_fit_are_refused(shop, capsys):
     FewShotClassifier.from_pretrained("photographs").fit(np.eye(3), [1, 2, 3]).save(shop / "numbers")
     for given, message in (
         (query, "expected --support, the labelled images, with photographs, got none"),
-        (arguments(shop, "--suggest", "2"), "expected --suggest of at most 1, the number of queries, got 2"),
+        (arguments(shop, "--suggest", "2"), "expected --suggest from 0 to 1, the number of queries, got 2"),
         ([str(path), *arguments(shop)], "which holds labelled images; put more of them after --add"),
         ([str(path), *query, "--temperature", "1"], "expected no --temperature with"),
         ([str(path), *query, "--encoder", "onnx:a.onnx"], "expected the encoder colours, got onnx:a.onnx"),
