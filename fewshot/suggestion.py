@@ -16,7 +16,8 @@ The information of k labels is the sum of their terms, by the chain rule,
     I(y_1, ..., y_k; f) = sum_j E_{y_1, ..., y_{j-1}} I(y_j; f | y_1, ..., y_{j-1}).
 
 As labels are independent given f, a term only falls as labels are added, so that what was found earlier bounds it from
-above, and only examples with large bounds are looked at again. The utility of a margin can rise: all are looked at.
+above, and only examples with large bounds are looked at again. The utility of a margin can rise: all are looked at, at
+once, for the answers of a transductive learner depend on the pool.
 Letters: P examples of the pool, C classes, k to be chosen.
 """
 
@@ -96,14 +97,16 @@ def suggested(
         found.append(float(bounds[best]))
         bounds[best] = -np.inf
         if step + 1 < k:
-            paths = extended(paths, pool[best : best + 1], random, regroup)
+            paths = extended(paths, pool, best, random, regroup)
     return np.array(chosen), np.array(found)
 
 
 def _best(utility: Utility, paths: list[Path], pool: Pool, bounds: np.ndarray) -> int:
     """The position of the largest utility; bounds that had to be looked at become the utilities themselves."""
     if not utility.only_falls:
-        bounds[bounds > -np.inf] = np.inf
+        found = np.sum([path.weight * utility.of(path.task, pool) for path in paths], axis=0)
+        bounds[:] = np.where(bounds > -np.inf, found, -np.inf)
+        return int(np.argmax(bounds))
     order, best = np.argsort(-bounds, kind="stable"), -np.inf
     for first in range(0, len(order), CHUNK):
         some = order[first : first + CHUNK]
@@ -116,14 +119,17 @@ def _best(utility: Utility, paths: list[Path], pool: Pool, bounds: np.ndarray) -
 
 
 def extended(
-    paths: list[Path], x: Shaped[np.ndarray, "1 ..."], random: np.random.Generator, regroup: bool = False
+    paths: list[Path], pool: Pool, position: int, random: np.random.Generator, regroup: bool = False
 ) -> list[Path]:
-    """The outcomes after one more label, of the example x [1, ...]: all of them, or PATHS that are drawn.
+    """The outcomes after one more label, of the example at that position: all of them, or PATHS that are drawn.
 
     They are drawn at even distances of the cumulative probability, so that each is expected as often as it is probable.
     regroup: classes with unlike numbers of examples are made alike again, with the new one among them.
     """
-    each = np.array([path.weight * path.task.probabilities(x)[0].astype(np.float64) for path in paths])
+    x = pool[position : position + 1]
+    transductive = paths[0].task.learner.traits.transductive
+    beside, row = (pool, position) if transductive else (x, 0)
+    each = np.array([path.weight * path.task.probabilities(beside)[row].astype(np.float64) for path in paths])
     weights = (each / each.sum()).ravel()
     if len(weights) > PATHS:
         ends = np.cumsum(weights)

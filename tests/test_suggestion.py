@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from fewshot import suggestion
 from fewshot.classifier import FewShotClassifier
 from fewshot.conditioning import FittedTask
 from fewshot.heads import GaussianProcessHead
+from fewshot.learners import NearestMean
+from fewshot.learners.base import Traits
 from fewshot.learners.task_temperature import single
+from fewshot.models import Identity
 from fewshot.suggestion import indecision
 
 RNG = np.random.default_rng(3)
@@ -77,8 +81,10 @@ class Known:
 
     def __init__(self, p, terms=None, labels=()):
         self.p, self.terms, self.labels, self.asked = p, terms, labels, 0
+        self.learner = SimpleNamespace(traits=Traits())
 
     def probabilities(self, x):
+        assert len(x) == 1
         return self.p[None]
 
     def with_labels(self, x, y, groups):
@@ -97,12 +103,13 @@ def test_outcomes_are_drawn_as_often_as_they_are_probable(monkeypatch):
     monkeypatch.setattr(suggestion, "PATHS", 4)
     p, random = np.array([0.5, 0.3, 0.15, 0.05]), np.random.default_rng(0)
     start = [suggestion.Path(1.0, Known(p))]
-    all_of_them = suggestion.extended(start, np.zeros((1, 1)), random)
+    pool = np.zeros((3, 1))
+    all_of_them = suggestion.extended(start, pool, 1, random)
     assert [path.weight for path in all_of_them] == pytest.approx(p)
     assert [path.task.labels for path in all_of_them] == [(0,), (1,), (2,), (3,)]
     found = np.zeros((4, 4))
     for _ in range(2000):
-        paths = suggestion.extended(all_of_them, np.zeros((1, 1)), random)
+        paths = suggestion.extended(all_of_them, pool, 2, random)
         assert len(paths) <= 4 and sum(path.weight for path in paths) == pytest.approx(1.0)
         for path in paths:
             found[path.task.labels] += path.weight / 2000
@@ -171,6 +178,29 @@ def test_labels_that_may_come_are_shown_alike_for_margins_alone(monkeypatch, by)
     FewShotClassifier(head, temperature=0.3, draws=64, balanced=True).fit(X, LABELS).suggest(POOL, 2, by)
     expected = {"margin": [[0, 2, 0, 3, 1], [0, 2, 1, 2, 3]], "information": [None, None]}[by]
     assert [None if groups is None else groups.tolist() for groups in shown] == expected
+
+
+class BesideOthers(NearestMean):
+    """Its answers depend on the other queries, of which it takes the mean off."""
+
+    traits = Traits(transductive=True)
+
+    def predict(self, key, state, query):
+        return super().predict(key, state, query - query.mean(0))
+
+
+def test_a_learner_whose_answers_depend_on_the_pool_sees_all_of_it():
+    pool = np.random.default_rng(4).normal(size=(70, 3)) + 1
+    once = {"temperature": 1.0, "balanced": False}
+    learner = BesideOthers(Identity((1, 1, 3)))
+    fitted = FewShotClassifier(learner, **once).fit(X, LABELS)
+    found, first = fitted.suggest(pool, 2), indecision(fitted.predict_proba(pool))
+    assert found.positions[0] == np.argmax(first) and found.utility[0] == pytest.approx(first.max(), rel=1e-5)
+    p = fitted.predict_proba(pool)[found.positions[0]]
+    later = [FewShotClassifier(learner, **once).fit([*X, pool[found.positions[0]]], [*LABELS, label]) for label in "ab"]
+    second = sum(weight * indecision(one.predict_proba(pool)) for weight, one in zip(p, later, strict=True))
+    second[found.positions[0]] = -np.inf
+    assert found.positions[1] == np.argmax(second) and found.utility[1] == pytest.approx(second.max(), rel=1e-4)
 
 
 def test_of_two_that_are_alike_one_is_asked_for():
