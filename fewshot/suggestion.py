@@ -48,10 +48,15 @@ class Path(NamedTuple):
 
 
 class Utility(NamedTuple):
-    """of(task, pool) is [P]; only_falls: no label raises it, on average over what the label may be."""
+    """of(task, pool) is [P].
+
+    only_falls: no label raises it, on average over what the label may be. of_model: it is that of the model itself, at
+    temperature 1 and with each label shown by itself, not of the answers that the task gives.
+    """
 
     of: Callable[[FittedTask, Pool], Float[np.ndarray, " P"]]
     only_falls: bool
+    of_model: bool
 
 
 def indecision(probabilities: Float[np.ndarray, "P C"]) -> Float[np.ndarray, " P"]:
@@ -66,7 +71,10 @@ def _indecision(task: FittedTask, pool: Pool) -> Float[np.ndarray, " P"]:
 
 MARGIN, INFORMATION = "margin", "information"
 UTILITIES: Mapping[str, Utility] = MappingProxyType(
-    {MARGIN: Utility(_indecision, False), INFORMATION: Utility(FittedTask.information, True)}
+    {
+        MARGIN: Utility(_indecision, only_falls=False, of_model=False),
+        INFORMATION: Utility(FittedTask.information, only_falls=True, of_model=True),
+    }
 )
 
 
@@ -75,18 +83,17 @@ def suggested(
 ) -> tuple[Int[np.ndarray, " k"], Float[np.ndarray, " k"]]:
     """Positions in the pool [k], and the expected utility of each after the labels of the earlier ones [k].
 
-    Margins are those of the task's own probabilities, its classes shown as so many means again with each label that may
-    come where it is balanced. The information is that of the model itself: at temperature 1, each label shown by
-    itself. Raises ValueError for a k beyond 1..P, and for another name of a utility; TypeError for the information
-    where there is no posterior.
+    Balanced: with each label that may come classes are shown as so many means again, but for a utility of the model.
+    Raises ValueError for a k beyond 1..P, and for another name of a utility; TypeError for the information where there
+    is no posterior.
     """
     if not isinstance(k, int | np.integer) or not 1 <= k <= len(pool):
         raise ValueError(f"expected k from 1 to the {len(pool)} examples of the pool, got {k}")
     if by not in UTILITIES:
         raise ValueError(f"expected by to be one of {', '.join(UTILITIES)}, got {by!r}")
     utility = UTILITIES[by]
-    start = replace(task, temperatures=single(1.0)) if by == INFORMATION else task
-    regroup = balanced and by == MARGIN
+    start = replace(task, temperatures=single(1.0)) if utility.of_model else task
+    regroup = balanced and not utility.of_model
     paths, bounds = [Path(1.0, start)], np.full(len(pool), np.inf)
     random = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.fold_in(task.key, PATH_NUMBER))))
     chosen: list[int] = []

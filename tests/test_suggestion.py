@@ -96,7 +96,7 @@ class Known:
         return self.terms[x[:, 0].astype(int)]
 
 
-LOOKED_UP = suggestion.Utility(Known.looked_up, only_falls=True)
+LOOKED_UP = suggestion.Utility(Known.looked_up, only_falls=True, of_model=True)
 
 
 def test_outcomes_are_drawn_as_often_as_they_are_probable(monkeypatch):
@@ -128,7 +128,7 @@ def test_examples_that_cannot_be_the_best_are_not_looked_at(monkeypatch):
     unknown[terms.argmax()] = -np.inf  # chosen already
     assert suggestion._best(LOOKED_UP, [suggestion.Path(1.0, task)], pool, unknown) == np.argsort(terms)[-2]
     assert task.asked == 8 + 99
-    rises = suggestion.Utility(Known.looked_up, only_falls=False)
+    rises = suggestion.Utility(Known.looked_up, only_falls=False, of_model=True)
     stale = np.zeros(100)
     assert suggestion._best(rises, [suggestion.Path(1.0, task)], pool, stale) == np.argmax(terms)
 
