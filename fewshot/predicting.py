@@ -93,15 +93,17 @@ def predict_folders(
     data_root: str | None = None,
     find_ink: bool = True,
     suggest: int = 0,
+    run: str | None = None,
 ) -> Found:
     """Probabilities, answers and scores of every query by the labelled pictures of a folder.
 
     name: a run folder, weights that are shipped, or a file of `FewShotClassifier.save`, which has its labelled pictures
     already: support is None then. add: further labelled pictures. find_ink: photographs of characters on paper are made
-    into what the network was trained on. suggest: of how many queries the labels are asked for. Raises ConfigError,
-    DataError, EncoderError, RunError, SavedError, WeightsError or InferenceFailedError, each with one line.
+    into what the network was trained on. suggest: of how many queries the labels are asked for. run: where the run of a
+    file is, if it has moved. Raises ConfigError, DataError, EncoderError, RunError, SavedError, WeightsError or
+    InferenceFailedError, each with one line.
     """
-    model = load_model(name, encoder, temperature, seed, data_root, find_ink)
+    model = load_model(name, encoder, temperature, seed, data_root, find_ink, run)
     if model.is_fitted and support is not None:
         raise ConfigError(
             f"expected no --support with {name}, which holds labelled images; put more of them after --add"
@@ -127,15 +129,21 @@ def load_model(
     seed: int = 0,
     data_root: str | None = None,
     find_ink: bool = True,
+    run: str | None = None,
 ) -> Model:
-    """A run folder, weights that are shipped, or a saved classifier.
+    """A run folder, weights that are shipped, or a saved classifier, whose run may have moved to `run`.
 
     Raises RunError, SavedError, and ConfigError for flags of no use.
     """
     if Path(name).is_file():
         if temperature is not None:
             raise ConfigError(f"expected no --temperature with {name}, which has its own; save it with another")
-        classifier = FewShotClassifier.load(name, encoder=encoder)
+        moved = None if run is None else TrainedRun(run, str(resolve_root(data_root)))
+        classifier = FewShotClassifier.load(name, moved, encoder)
+        if data_root is not None and isinstance(classifier.head_, TrainedRun):
+            classifier.head_.data_root = str(resolve_root(data_root))
+    elif run is not None:
+        raise ConfigError(f"expected --run with a file that --save wrote, got {name}; name the folder in its place")
     else:
         shipped = PretrainedHead(name) if name in PRETRAINED and not (Path(name) / "config.json").exists() else None
         head = shipped or TrainedRun(name, str(resolve_root(data_root)))

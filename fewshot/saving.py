@@ -37,6 +37,7 @@ from fewshot.learners import Learner
 from fewshot.models.networks.encoders import ENCODERS, Encoder
 from fewshot.pretrained import SPECIAL, Content
 from fewshot.training import weights
+from fewshot.training.run_directory import RunError
 
 # 1 has no `answers`; neither 1 nor 2 has shipped weights, nor powers of features, which were 1; none before 4 has
 # groups: each example was shown.
@@ -81,7 +82,7 @@ def described(learner: Head | Learner, answering: Head | Learner) -> tuple[str, 
     if isinstance(answering, Learner):
         return GIVEN, {}, name, fingerprint_of(answering)
     assert isinstance(learner, Head)
-    parameters = {"name": learner.name} if isinstance(learner, PretrainedHead) else learner.get_params(deep=False)
+    parameters = {"name": learner.name} if isinstance(learner, PretrainedHead) else answering.get_params(deep=False)
     return learner.kind, parameters, name, answering.fingerprint()
 
 
@@ -160,11 +161,14 @@ def learner_of(
         raise SavedError(f"expected learner=, the Learner that {path} was fitted with, got none; it is not in the file")
     try:
         learner = HEADS[about.kind](**about.parameters) if given is None else given
-        answering = learner if about.answers is None else _special(learner, about.answers)
+        answering = _located(learner) if about.answers is None else _special(learner, about.answers)
         kind, _, _, fingerprint = described(learner, answering)
         if fingerprint != about.fingerprint and shipped is not None and isinstance(answering, PretrainedHead):
             answering = StoredHead(answering.name, shipped)
             fingerprint = answering.fingerprint()
+    except RunError as error:
+        moved = "; where the run has moved, say so: load(FILE, learner=TrainedRun(DIR)), or predict.py FILE --run DIR"
+        raise SavedError(f"{path}: learner: {plain(error)[:300]}{moved}") from error
     except (TypeError, ValueError, OSError) as error:
         raise SavedError(f"{path}: learner: {plain(error)[:300]}") from error
     if (kind, fingerprint) != (about.kind, about.fingerprint):
@@ -173,6 +177,10 @@ def learner_of(
             got += f": the weights {answering.name} have changed since"
         raise SavedError(f"{path}: expected the {about.kind} learner {about.fingerprint[:12]}, got {got}; fit again")
     return learner, answering
+
+
+def _located(learner: Head | Learner) -> Head | Learner:
+    return learner.located() if isinstance(learner, Head) else learner
 
 
 def _special(learner: Head | Learner, name: str) -> PretrainedHead:

@@ -52,6 +52,7 @@ class PredictionConfig:
     suggest: int = 0
     strict: bool = False
     no_ink: bool = False
+    run: str | None = None
 
 
 def main(config: PredictionConfig) -> Predicted:
@@ -75,6 +76,7 @@ def main(config: PredictionConfig) -> Predicted:
         data_root=config.data_root,
         find_ink=not config.no_ink,
         suggest=config.suggest,
+        run=config.run,
     )
     print(table(found, config.csv))
     if config.csv:
@@ -148,6 +150,7 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
     )
     parser.add_argument("--seed", type=whole_number, default=0, help="of the inference (default 0)")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
+    parser.add_argument("--run", metavar="DIR", help="with FILE: where its run is, if that has moved")
     given = vars(parser.parse_args(arguments))
     return PredictionConfig(**given | {name: tuple(given[name]) for name in ("query", "add")})
 

@@ -226,6 +226,7 @@ def _upright(picture: "Image") -> "Image":
         7: Transpose.TRANSVERSE,
         8: Transpose.ROTATE_90,
     }
+    picture.load()  # of a TIFF this turns it, and takes the orientation away
     turn = turns.get(picture.getexif().get(ORIENTATION, 1))
     return picture.copy() if turn is None else picture.transpose(turn)
 

@@ -16,7 +16,7 @@ from problems import double
 from sklearn.base import clone
 
 from fewshot import classifier as classifier_module
-from fewshot import conditioning, predicting
+from fewshot import conditioning, heads, predicting
 from fewshot.classifier import FewShotClassifier
 from fewshot.conditioning import fit_task
 from fewshot.inference.inner import exact, run
@@ -26,8 +26,18 @@ from fewshot.learners.base import traced
 from fewshot.models import KERNELS, Identity, LabelRegression, deep_kernel
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.runners import meta_train, predict
+from fewshot.saving import SavedError
 from fewshot.tasks import DataError, photographs, preparation, sample_task
-from fewshot.tasks.images import HEIC_HINT, load_labelled, load_unlabelled, picture_of, whole
+from fewshot.tasks.images import (
+    HEIC_HINT,
+    ORIENTATION,
+    as_read,
+    load_labelled,
+    load_unlabelled,
+    picture_of,
+    read_picture,
+    whole,
+)
 from fewshot.tasks.photographs import SPLITS, centre_square
 from fewshot.training import shape_temperature
 from fewshot.training.configuration import RunConfig
@@ -246,13 +256,32 @@ def test_photographs_are_the_right_way_up(tmp_path):
     """A camera that is held on its side stores the picture as it lay, and says how to turn it."""
     pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
     turned = Image.Exif()
-    turned[0x0112] = 6  # turn a quarter clockwise to view
+    turned[ORIENTATION] = 6  # turn a quarter clockwise to view
     Image.fromarray(np.rot90(pixels)).save(tmp_path / "turned.png", exif=turned)
     Image.fromarray(pixels).save(tmp_path / "upright.png")
     turned, upright = (
         load_unlabelled(tmp_path / name, (16, 16, 3), whole).pixels for name in ("turned.png", "upright.png")
     )
     np.testing.assert_array_equal(turned, upright)
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+def test_every_orientation_of_every_format_is_read_upright(tmp_path, name):
+    """Corners of three colours, stored as Exif defines each orientation."""
+    corners = np.zeros((16, 32, 3), np.uint8)
+    corners[:8, :8], corners[:8, 24:], corners[8:, :8] = (255, 0, 0), (0, 255, 0), (0, 0, 255)
+    lying = corners.transpose(1, 0, 2)
+    stored = [corners, corners[:, ::-1], corners[::-1, ::-1], corners[::-1]]
+    stored += [lying, np.rot90(corners), np.rot90(lying, 2), np.rot90(corners, -1)]
+    for orientation, pixels in enumerate(stored, start=1):
+        tags = Image.Exif()
+        tags[ORIENTATION] = orientation
+        exact = {"a.jpg": {"quality": 100, "subsampling": 0}, "a.webp": {"lossless": True}}.get(name, {})
+        Image.fromarray(np.ascontiguousarray(pixels)).save(tmp_path / name, exif=tags, **exact)
+        found = np.asarray(read_picture(tmp_path / name))
+        np.testing.assert_allclose(found.astype(float), corners, atol=5 if name == "a.jpg" else 0, err_msg=orientation)
+        with Image.open(tmp_path / name) as opened:
+            np.testing.assert_array_equal(as_read(opened, name), found)
 
 
 def test_a_damaged_tag_beside_the_orientation_costs_no_picture(tmp_path):
@@ -499,9 +528,41 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
     assert shape_temperature.for_user(own, 3, 2, tiny_data) == (pytest.approx(0.2), own.temperature)
     assert len(asked) == 6
     (tmp_path / "nothing").mkdir()
-    predict.main(predict.parse([*arguments, "--data-root", str(tmp_path / "nothing")]))
+    without_data = [*arguments, "--data-root", str(tmp_path / "nothing")]
+    predict.main(predict.parse(without_data))
+    assert given[-1] == (pytest.approx(0.3), pytest.approx(0.2)) and len(asked) == 6  # those that were kept
+    unknown = "was fitted for 3-way 1-shot tasks; where the data set omniglot is at hand"
+    assert unknown not in capsys.readouterr().out
+    (path / shape_temperature.KEPT).write_text("{}")
+    heads._fitted_for.cache_clear()  # within a process it is asked for once
+    predict.main(predict.parse(without_data))
     assert given[-1] == (own.temperature, own.temperature) and len(asked) == 6
-    assert "was fitted for 3-way 1-shot tasks; where the data set omniglot is at hand" in capsys.readouterr().out
+    assert unknown in capsys.readouterr().out
+
+
+def test_a_file_finds_its_run_from_any_folder(tiny_run, folders, tiny_data, tmp_path, monkeypatch):
+    """The file holds where the run lay, so that it is not bound to the working folder of the time."""
+    without = shutil.ignore_patterns(shape_temperature.KEPT)
+    shutil.copytree(tiny_run.path, tmp_path / "run", ignore=without)
+    (tmp_path / "elsewhere").mkdir()
+    file, query = str(tmp_path / "a"), ["--query", str(folders / "query")]
+    monkeypatch.chdir(tmp_path)
+    before = ["--support", str(folders / "support"), "--temperature", "1"]
+    first = predict.main(predict.parse(["run", *before, *query, "--save", file]))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = predict.main(predict.parse([file, *query]))
+    np.testing.assert_array_equal(again.probabilities, first.probabilities)
+    assert predicting.load_model(file, data_root=tiny_data).classifier.head_.data_root == tiny_data
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with pytest.raises(SavedError, match=r"no run in .*run: .* has moved, say so: .* or predict.py FILE --run DIR$"):
+        predict.main(predict.parse([file, *query]))
+    again = predict.main(predict.parse([file, *query, "--run", "../moved", "--save", file]))
+    np.testing.assert_array_equal(again.probabilities, first.probabilities)
+    monkeypatch.chdir(tmp_path)
+    again = predict.main(predict.parse([file, *query]))  # where it has moved is kept
+    np.testing.assert_array_equal(again.probabilities, first.probabilities)
+    with pytest.raises(ConfigError, match="expected --run with a file that --save wrote, got moved; name the folder"):
+        predict.main(predict.parse(["moved", *before, *query, "--run", "moved"]))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "warm"])

@@ -101,11 +101,15 @@ def test_temperatures_that_were_learned_are_kept(tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_is_found_again_and_must_be_the_same(tiny_run, tmp_path):
+def test_a_run_is_found_again_and_must_be_the_same(tiny_run, tmp_path, monkeypatch):
     images = np.random.default_rng(0).integers(0, 256, (6, 16, 16, 1)).astype(np.uint8)
-    fitted = FewShotClassifier.from_run(tiny_run.path).fit(images, list("aabbcc"))
-    fitted.save(tmp_path / "a")
+    monkeypatch.chdir(tiny_run.path.parent)
+    fitted = FewShotClassifier.from_run(tiny_run.path.name).fit(images, list("aabbcc"))
     expected = fitted.predict_proba(images)
+    monkeypatch.chdir(tmp_path)
+    np.testing.assert_array_equal(fitted.predict_proba(images), expected)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(images), expected)
+    fitted.save(tmp_path / "a")
     np.testing.assert_array_equal(FewShotClassifier.load(tmp_path / "a").predict_proba(images), expected)
     moved = tmp_path / "moved"
     moved.mkdir()

@@ -45,7 +45,8 @@ def for_shape(run: Run, way: int, shot: int, data_root: str | None) -> float:
 def for_user(run: Run, way: int, shot: int, data_root: str | None) -> Temperatures:
     """Those for a user's images: as near to the shape as MOST_* and the run's data set go, where it is at hand.
 
-    Where it is not, the run's own temperature stays, and a line says so: nothing is downloaded for this.
+    Where it is not, those that the run folder holds are known; otherwise the run's own temperature stays, and a line
+    says so: nothing is downloaded for this.
     """
     trained = run.config
     if _is_trained(run, way, shot) and shot == 1:
@@ -54,13 +55,15 @@ def for_user(run: Run, way: int, shot: int, data_root: str | None) -> Temperatur
         with downloads_forbidden():
             train = load_splits(trained.dataset, data_root).train  # any of them serve, moved or not
     except tasks.DataError:
-        if not _is_trained(run, way, shot):
+        own = _known(run, way, shot)
+        if own is None:
             print(
                 f"the temperature {run.temperature:.3g} was fitted for {trained.way}-way {trained.shot}-shot tasks; "
                 f"where the data set {trained.dataset} is at hand (--data-root DIR) it is fitted for yours, "
                 "or give one with --temperature"
             )
-        return Temperatures(run.temperature, run.temperature if shot > 1 else None)
+            return Temperatures(run.temperature, run.temperature if shot > 1 else None)
+        return Temperatures(own, (_known(run, way, shot - 1) or own) if shot > 1 else None)
     known = temperature_classes(trained, train)
     way = min(way, known.classes, MOST_CLASSES)
     near = max(1, min(shot, known.smallest - 1, MOST_POINTS // way))
@@ -72,16 +75,22 @@ def _is_trained(run: Run, way: int, shot: int) -> bool:
     return (way, shot) == (run.config.way, run.config.shot)
 
 
+def _name(way: int, shot: int) -> str:
+    return f"{way}-way {shot}-shot"
+
+
+def _known(run: Run, way: int, shot: int) -> float | None:
+    """That of the training, or one that was fitted before."""
+    return run.temperature if _is_trained(run, way, shot) else kept(run).get(_name(way, shot))
+
+
 def _at(run: Run, train: tasks.Dataset, way: int, shot: int) -> float:
-    if _is_trained(run, way, shot):
-        return run.temperature
-    known = kept(run)
-    name = f"{way}-way {shot}-shot"
-    if name not in known:
-        print(f"fitting the temperature for {name} on training classes of the run")
-        known[name] = fitted_temperature(run.learner, run.config, *calibration_episodes(run.config, train, way, shot))
-        _keep(run, known)
-    return known[name]
+    known = _known(run, way, shot)
+    if known is None:
+        print(f"fitting the temperature for {_name(way, shot)} on training classes of the run")
+        known = fitted_temperature(run.learner, run.config, *calibration_episodes(run.config, train, way, shot))
+        _keep(run, kept(run) | {_name(way, shot): known})
+    return known
 
 
 def kept(run: Run) -> dict[str, float]:
