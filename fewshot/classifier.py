@@ -8,8 +8,9 @@
 It serves any learner, takes any labels of one kind, and any counts of at least one example a class.
 """
 
+import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +51,13 @@ from fewshot.learners.task_temperature import TemperatureMixture
 from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import HEAD_OF
+from fewshot.repetitions import repetitions
 from fewshot.suggestion import MARGIN, suggested
 from fewshot.tasks import preparation
 from fewshot.training.run_directory import RunError
+
+if TYPE_CHECKING:
+    from fewshot.inputs import Pictures
 
 __all__ = ["Answers", "FewShotClassifier", "InferenceFailedError", "Latents", "Suggestion"]
 
@@ -142,20 +147,23 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         that differ, for labels that are missing or of mixed kinds, and for fewer than two classes; InferenceFailedError
         where the posterior is not finite.
         """
-        labels = checked_labels(y)
-        images = self._images(X, reset=True)
+        labels, pictures = checked_labels(y), given_pictures(X)
+        images = self._images(X, pictures, reset=True)
         _check_lengths(images, labels)
         head = _for_task(self._head(), images)
         built = _built(head, images.shape[3] if holds_features(images.shape) else None)
-        self._learn(self._key(), embed(built.learner, images), labels, built)
+        inputs = embed(built.learner, images)
+        if pictures is not None:
+            inputs, labels = _once(inputs, labels)
+        self._learn(self._key(), inputs, labels, built)
         self.head_, self._fingerprint = head, _fingerprint(head)
         return self
 
     def add(self, X: object, y: object) -> "FewShotClassifier":
         """Condition on further labelled examples too, also of new classes; the old ones pass no network again."""
         check_is_fitted(self)
-        labels = checked_labels(y)
-        inputs = self._inputs(X)
+        labels, pictures = checked_labels(y), given_pictures(X)
+        inputs = embed(self.task_.learner, self._images(X, pictures, reset=False))
         _check_lengths(inputs, labels)
         if not len(labels):
             return self
@@ -164,6 +172,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"expected labels like {known}, got {new}; convert them, or fit all anew")
         old = self.task_
         everything = np.concatenate([old.inputs, inputs]), np.concatenate([self.classes_[old.y], labels])
+        if pictures is not None:
+            everything = _once(*everything, held=len(old.y))
         self._learn(old.key, *everything, self.built())
         return self
 
@@ -350,12 +360,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
 
     def _inputs(self, X: object) -> np.ndarray:
         """Inputs [Q, ...] of further examples."""
-        learner = self.task_.learner
-        return embed(learner, self._images(X, reset=False))
+        return embed(self.task_.learner, self._images(X, given_pictures(X), reset=False))
 
-    def _images(self, X: object, reset: bool) -> np.ndarray:
-        """What the learner reads: images [N, H, W, Ch], or features as images of one pixel."""
-        pictures = given_pictures(X)
+    def _images(self, X: object, pictures: "Pictures | None", reset: bool) -> np.ndarray:
+        """What the learner reads: images [N, H, W, Ch], or features, the table X, as images of one pixel."""
         if reset:
             for name in ("n_features_in_", "feature_names_in_"):  # of an earlier fit to a table
                 self.__dict__.pop(name, None)
@@ -445,6 +453,16 @@ def _fingerprint(head: Head | Learner) -> str:
 def _width(inputs: np.ndarray) -> int | None:
     """The number of features of inputs that are features."""
     return inputs.shape[1] if inputs.ndim == 2 else None
+
+
+def _once(inputs: np.ndarray, labels: np.ndarray, held: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The inputs without those given again, with their labels; `held` of them were there before. Warns of any."""
+    found = repetitions(inputs, labels.tolist())
+    names = [*("one held" for _ in range(held)), *(f"number {number}" for number in range(len(labels) - held))]
+    for message in found.messages(names, labels.tolist()):
+        warnings.warn(message, stacklevel=3)
+    kept = found.kept(len(labels))
+    return inputs[kept], labels[kept]
 
 
 def _check_lengths(examples: np.ndarray, labels: np.ndarray) -> None:

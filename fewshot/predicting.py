@@ -27,6 +27,7 @@ from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks import load_encoder
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import DEFAULT, PRETRAINED
+from fewshot.repetitions import repetitions
 from fewshot.suggestion import suggested
 from fewshot.tasks import DataError, preparation
 from fewshot.tasks.embeddings import load_features
@@ -214,7 +215,25 @@ def learn(model: Model, labelled: Images, places: str) -> None:
         raise DataError(f"expected labels of two classes or more in {places}, got only {labelled.labels[0]!r}")
     if ways not in (None, len(classes)):
         raise DataError(f"expected {ways} classes, which {model.name} tells apart, got {len(classes)}")
+    labelled = _once(model, labelled)
     (classifier.add if model.is_fitted else classifier.fit)(estimator_input(labelled), labelled.labels)
+
+
+def _once(model: Model, labelled: Images) -> Images:
+    """The labelled images without those given again, which it names on the error stream."""
+    classifier, names, labels = model.classifier, labelled.names, labelled.labels
+    inputs = labelled.pixels
+    if model.is_fitted:
+        task = classifier.task_
+        inputs = np.concatenate([task.inputs, embed(task.learner, inputs)])
+        labels = [*classifier.classes_[task.y].tolist(), *labels]
+        names = [*(f"one that {model.name} holds" for _ in task.y), *names]
+    found = repetitions(inputs, labels)
+    for message in found.messages(list(map(plain, names)), list(map(plain, labels))):
+        print(f"warning: {message}", file=sys.stderr)
+    kept = found.kept(len(labels))[-len(labelled.names) :]
+    columns = ([one for one, keep in zip(column, kept, strict=True) if keep] for column in labelled[1:])
+    return Images(labelled.pixels[kept], *columns)
 
 
 def estimator_input(images: Images) -> np.ndarray:

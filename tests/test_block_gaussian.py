@@ -17,10 +17,12 @@ from fewshot.models.gaussian import (
     SimplexSites,
     Sites,
     StarSites,
+    factors,
     prior_root,
 )
 from fewshot.models.gaussian.blocks import covariance_root
-from fewshot.models.gaussian.dense import DENSE_LIMIT, positive_part, semidefinite_cholesky
+from fewshot.models.gaussian.dense import DENSE_LIMIT, positive_part
+from fewshot.models.gaussian.factors import WRITTEN_OUT, semidefinite_cholesky
 
 CLASSES, POINTS, QUERIES = 3, 9, 5
 KINDS = ("diagonal", "block", "star", "simplex")
@@ -329,17 +331,40 @@ def test_a_class_of_probability_zero_has_no_gradient_and_leaves_the_others_their
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("classes", [4, WRITTEN_OUT + 1])
 @double
-def test_semidefinite_cholesky_of_any_rank():
+def test_semidefinite_cholesky_of_any_rank(classes):
     rng = np.random.default_rng(0)
-    for rank in range(5):
-        factor = rng.normal(size=(6, 4, rank))
+    for rank in range(classes + 1):
+        factor = rng.normal(size=(6, classes, rank))
         blocks = jnp.asarray(factor @ np.swapaxes(factor, 1, 2))
         root = semidefinite_cholesky(blocks)
         np.testing.assert_allclose(root @ np.swapaxes(root, 1, 2), blocks, atol=1e-7)
         np.testing.assert_array_equal(np.triu(root, 1), 0.0)
         slope = jax.grad(lambda value: jnp.sum(semidefinite_cholesky(value) ** 2))(blocks)
         assert np.isfinite(slope).all()
+
+
+@pytest.mark.long
+@double
+def test_a_semidefinite_cholesky_of_many_columns_is_a_loop_of_the_same_values(monkeypatch):
+    """And its program does not grow with them."""
+
+    def root(blocks):
+        return semidefinite_cholesky(blocks)  # anew: what was traced is kept by the function
+
+    factor = np.random.default_rng(0).normal(size=(3, WRITTEN_OUT + 4, WRITTEN_OUT + 4))
+    factor[:, 2] = 0.0  # a class that does not exist
+    blocks = jnp.asarray(factor @ np.swapaxes(factor, 1, 2))
+    weights = np.random.default_rng(1).normal(size=blocks.shape)
+    loop = jax.value_and_grad(lambda value: jnp.sum(weights * root(value)))(blocks)
+    monkeypatch.setattr(factors, "WRITTEN_OUT", blocks.shape[1])
+    written_out = jax.value_and_grad(lambda value: jnp.sum(weights * root(value)))(blocks)
+    for one, other in zip(loop, written_out, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-9)
+    monkeypatch.undo()
+    sizes = [len(str(jax.make_jaxpr(lambda value: root(value))(np.ones((1, count, count))))) for count in (20, 200)]
+    assert sizes[1] < 1.1 * sizes[0]
 
 
 @double

@@ -2,10 +2,12 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.base import clone
 
 from fewshot import FewShotClassifier, classifier, heads, predicting, pretrained
 from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page, json_text, summary, table
@@ -153,6 +155,48 @@ def test_what_to_label_next_is_what_the_estimator_says(shop, monkeypatch):
     expected = found.classifier.suggest(predicting.estimator_input(found.query), 3).positions.tolist()
     assert found.answers.to_label == expected != sorted(expected)
     assert asked == [{"balanced": True}]
+
+
+@pytest.mark.long
+def test_labelled_pictures_that_are_given_again_count_once(shop, capsys):
+    """Answers, the temperature and what looks unknown are those of each picture once."""
+    query = ["--query", str(shop / "query")]
+    alone = predict.main(predict.parse(arguments(shop, "--save", str(shop / "file"))))
+    assert "warning" not in capsys.readouterr().err
+    twice = predict.main(predict.parse(arguments(shop, "--add", str(shop / "support"))))
+    assert twice.counts == alone.counts == [2, 2] and json_text(twice) == json_text(alone)
+    green, red = shop / "support" / "green", shop / "support" / "red"
+    pairs = f"{green / '0.png'}, {green / '1.png'}, {red / '0.png'}"
+    counts = "warning: labelled pictures that are given again count once: "
+    assert capsys.readouterr().err == f"{counts}{pairs}, and 1 more\n"
+    again = predict.main(predict.parse([str(shop / "file"), *query, "--add", str(shop / "support")]))
+    np.testing.assert_array_equal(again.probabilities, alone.probabilities)
+    held = f"{counts}{green / '0.png'} is one that {shop / 'file'} holds, "
+    assert capsys.readouterr().err.startswith(held)
+    shutil.copy(red / "0.png", green / "also.png")
+    both = predict.main(predict.parse(arguments(shop)))
+    assert both.counts == [3, 2]
+    unsure = f"given as two classes, which makes both unsure: {red / '0.png'} (red) is {green / 'also.png'} (green)\n"
+    assert capsys.readouterr().err == f"warning: labelled pictures are {unsure}"
+
+
+def test_the_estimator_counts_each_labelled_picture_once(shop):
+    """But each row of a table: two things that were measured may have the same numbers."""
+    paths = sorted((shop / "support").rglob("*.png"))
+    labels = [path.parent.name for path in paths]
+    model = FewShotClassifier.from_pretrained("photographs")
+    alone = clone(model).fit(paths, labels)
+    with pytest.warns(UserWarning, match="that are given again count once: number 4 is number 0$"):
+        fitted = clone(model).fit([*paths, paths[0]], [*labels, labels[0]])
+    assert fitted.class_count_.tolist() == [2, 2]
+    np.testing.assert_array_equal(fitted.predict_proba(paths), alone.predict_proba(paths))
+    with pytest.warns(UserWarning, match="once: number 1 is one held$"):
+        fitted.add([shop / "query" / "a.png", paths[3]], ["red", labels[3]])
+    assert fitted.class_count_.tolist() == [2, 3]
+    with pytest.warns(UserWarning, match=r"both unsure: number 0 \(green\) is one held \(red\)$"):
+        fitted.add([paths[3]], ["green"])
+    features = np.eye(3)[[0, 0, 1, 1]]
+    assert clone(model).fit(features, labels).add(features, labels).class_count_.tolist() == [4, 4]
 
 
 @pytest.mark.long

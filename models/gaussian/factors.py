@@ -11,6 +11,8 @@ from jaxtyping import Array, Float
 # GP algebra runs at full precision on every device: accelerators round float32 products by default.
 highest_precision = jax.default_matmul_precision("highest")
 
+WRITTEN_OUT = 8  # most columns of a semi-definite block that are not a loop
+
 
 def class_factors(covariance: Float[Array, "*C N N"], precision: Float[Array, "C N"]) -> tuple[Array, Array, Array]:
     """W^1/2 [C, N], the inverse of R = chol(B) [C, N, N] and log|B|, summed over classes (G1)."""
@@ -75,9 +77,12 @@ def first_of_logarithm(diagonal: Float[Array, " S"], beside: Float[Array, " S-1"
 def semidefinite_cholesky(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"]:
     """Lower triangular U [N, C, C] with U U^T = blocks, for positive semi-definite blocks of any rank.
 
-    A pivot that is 0 to rounding gives a column of zeros, with derivative 0, where the textbook algorithm divides.
+    A pivot that is 0 to rounding gives a column of zeros, with derivative 0, where the textbook algorithm divides. Few
+    columns are written out, which runs fastest, but compiles in a time that grows with their square.
     """
     classes = blocks.shape[-1]
+    if classes > WRITTEN_OUT:
+        return jax.vmap(triangular_root)(blocks)
     largest = jnp.max(jnp.diagonal(blocks, axis1=-2, axis2=-1), axis=-1)
     floor = classes * jnp.finfo(blocks.dtype).eps * largest
     columns: list[Array] = []
@@ -96,7 +101,7 @@ def semidefinite_cholesky(blocks: Float[Array, "N C C"]) -> Float[Array, "N C C"
 def triangular_root(covariance: Float[Array, "N N"]) -> Float[Array, "N N"]:
     """Lower triangular L with L L^T = K, for one positive semi-definite K of any rank.
 
-    `semidefinite_cholesky` of one matrix that may be large, by a loop. A smooth function of K, unlike roots from
+    `semidefinite_cholesky` of one matrix by a loop, so that it may be large. A smooth function of K, unlike roots from
     eigenvectors: for densities of hyper-parameters and whitened latents together.
     """
     count = covariance.shape[0]
