@@ -44,6 +44,7 @@ from fewshot.inputs import (
     kind_of,
     name_of,
     named_encoder,
+    names_of,
     read_pictures,
 )
 from fewshot.learners import Learner
@@ -54,6 +55,8 @@ from fewshot.pretrained import HEAD_OF
 from fewshot.repetitions import repetitions
 from fewshot.suggestion import MARGIN, suggested
 from fewshot.tasks import preparation
+from fewshot.tasks.ink import unlike_characters
+from fewshot.training.run import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 from fewshot.training.run_directory import RunError
 
 if TYPE_CHECKING:
@@ -99,7 +102,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     random_state: the seed.
 
     X is a table of features [N, D], images [N, H, W, Ch] as bytes or numbers in [0, 1], or a list of paths of pictures
-    or of Pillow's pictures; y is words, whole numbers or truth values.
+    or of Pillow's pictures, or of arrays of bytes of unlike sizes; y is words, whole numbers or truth values.
 
     After `fit`: classes_ in the order of the columns of `predict_proba`; head_, what answers, of shipped ones that for
     the kind of pictures which the labelled ones were; learner_; class_count_, labelled examples of each class;
@@ -367,6 +370,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if reset:
             for name in ("n_features_in_", "feature_names_in_"):  # of an earlier fit to a table
                 self.__dict__.pop(name, None)
+        if pictures is None and isinstance(X, list | tuple) and not X:
+            if reset:
+                raise ValueError("expected labelled examples, got none")
+            return np.empty((0, *self.built().learner.image_shape), np.uint8)
         if pictures is None:
             table = validate_data(self, X, reset=reset, ensure_min_samples=int(reset))
             with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
@@ -380,7 +387,10 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         shape = built.learner.image_shape
         if holds_features(shape):
             raise ValueError(f"expected features [N, {shape[2]}], got pictures; give an encoder, as {ENCODER_EXAMPLE}")
-        return read_pictures(pictures, shape, preparation(built.dataset))
+        images = read_pictures(pictures, shape, preparation(built.dataset))
+        for message in unlike_characters(built.dataset, names_of(pictures), images):
+            warnings.warn(message, stacklevel=3)
+        return images
 
     def _head(self) -> Head | Learner:
         given: object = self.learner
@@ -411,8 +421,13 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if own == AUTO and fewer is None:
             return built.temperature(np.bincount(shown).tolist())
         for name, value in (("temperature", own), ("temperature_of_fewer", 1.0 if fewer is None else fewer)):
-            if not isinstance(value, int | float | np.number) or isinstance(value, bool) or not 0 < value < np.inf:
-                raise ValueError(f"expected a positive number as {name}, got {value!r:.40}")
+            if (
+                not isinstance(value, int | float | np.number)
+                or isinstance(value, bool)
+                or not SMALLEST_TEMPERATURE <= value <= LARGEST_TEMPERATURE
+            ):
+                wanted = f"a number from {SMALLEST_TEMPERATURE:.2g} to {LARGEST_TEMPERATURE:g}"
+                raise ValueError(f"expected {wanted} as {name}, got {value!r:.40}")
         return TemperaturePrior(float(own), None if fewer is None else float(fewer))
 
     def _key(self) -> Key[Array, ""]:

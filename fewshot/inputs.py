@@ -1,7 +1,8 @@
 """What people hand to an estimator: tables of features, images, paths of pictures; labels of any one kind."""
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -26,7 +27,10 @@ Encode = Callable[[object], np.ndarray]
 
 
 def given_pictures(given: object) -> "Pictures | None":
-    """The pictures that were given, None for a table of features. Raises ValueError for one path alone, DataError."""
+    """The pictures that were given, None for a table of features.
+
+    Raises ValueError for one alone and for kinds that are mixed, DataError for one that cannot be read.
+    """
     found: "Pictures | None" = paths_of(given)
     if found is None:
         found = pictures_of(given)
@@ -34,7 +38,7 @@ def given_pictures(given: object) -> "Pictures | None":
 
 
 def paths_of(given: object) -> list[Path] | None:
-    """The paths that were given, None for anything else. Raises ValueError for one path alone."""
+    """The paths that were given, None for anything else. Raises ValueError for one alone, and among other things."""
     if isinstance(given, str | PathLike):
         raise ValueError(f"expected a list of paths, got {str(given)[:80]!r}; put it into a list")
     if not isinstance(given, list | tuple):
@@ -44,28 +48,49 @@ def paths_of(given: object) -> list[Path] | None:
         given = np.asarray(given).ravel().tolist()
     entries: list[object] = list(given)
     words = [entry for entry in entries if isinstance(entry, str | PathLike)]
-    return [Path(word) for word in words] if words and len(words) == len(entries) else None
+    if not words:
+        return None
+    _check_alike("the path of a picture", entries, (str, PathLike))
+    return [Path(word) for word in words]
 
 
 def pictures_of(given: object) -> "list[Image] | None":
-    """The pictures of Pillow's that were given, as those of files are read; None for anything else.
+    """Pillow's pictures, or bytes [H, W] or [H, W, 3] of unlike sizes, as those of files are read; None for others.
 
-    Raises DataError for one that cannot be read.
+    Raises DataError for one that cannot be read, ValueError for one alone, and among other things.
     """
+    from PIL import Image
+
+    if isinstance(given, Image.Image):
+        raise ValueError("expected a list of pictures, got one; put it into a list")
     if not isinstance(given, list | tuple) or not given:
         return None
-    from PIL.Image import Image
-
-    if not all(isinstance(one, Image) for one in given):
+    if any(isinstance(one, Image.Image) for one in given):
+        _check_alike("a picture of Pillow's", given, Image.Image)
+    elif not _are_unlike_pictures(given):
         return None
     pictures = []
     for number, one in enumerate(given):
         name = getattr(one, "filename", "") or f"picture {number}"
         try:
-            pictures.append(as_read(one, name))
+            pictures.append(as_read(one if isinstance(one, Image.Image) else Image.fromarray(one), name))
         except (*DAMAGE, *DAMAGED_PICTURE) as error:  # Pillow reads a file when its pixels are asked for
             raise unreadable(name, error) from error
     return pictures
+
+
+def _check_alike(wanted: str, entries: Sequence[object], kind: type | tuple[type, ...]) -> None:
+    """Raises ValueError, in one line, for the first entry of another kind."""
+    number, other = next(
+        ((number, one) for number, one in enumerate(entries) if not isinstance(one, kind)), (None, None)
+    )
+    if number is not None:
+        raise ValueError(f"expected {wanted} for every example, got {type(other).__name__} as number {number}")
+
+
+def _are_unlike_pictures(entries: Sequence[object]) -> bool:
+    shapes = {one.shape if isinstance(one, np.ndarray) and one.dtype == np.uint8 else () for one in entries}
+    return len(shapes) > 1 and all(len(shape) in (2, 3) for shape in shapes)
 
 
 def images_of(given: object) -> Shaped[np.ndarray, "N H W Ch"] | None:
@@ -78,7 +103,12 @@ def images_of(given: object) -> Shaped[np.ndarray, "N H W Ch"] | None:
 
 def axes_of(given: object) -> int:
     """How many axes the given values have; asked of themselves where they know, as tables do."""
-    return int(given.ndim) if hasattr(given, "ndim") else np.asarray(given).ndim
+    if hasattr(given, "ndim"):
+        return int(given.ndim)
+    try:
+        return np.asarray(given).ndim
+    except ValueError as error:  # NumPy's tells of dimensions
+        raise ValueError("expected examples of one shape, got a list of unlike ones; make them alike") from error
 
 
 def read_pictures(
@@ -88,6 +118,11 @@ def read_pictures(
     if _are_paths(given):
         return prepared_files([(path, "") for path in given], shape, prepare).pixels
     return np.stack([prepare(picture, shape) for picture in cast("list[Image]", given)])
+
+
+def names_of(given: "list[Path] | list[Image]") -> list[str]:
+    """Their paths, or numbers."""
+    return [str(one) if isinstance(one, Path) else f"picture {number}" for number, one in enumerate(given)]
 
 
 def _are_paths(given: "Pictures") -> "TypeGuard[list[Path]]":
@@ -141,7 +176,9 @@ def checked_labels(labels: object) -> Shaped[np.ndarray, " N"]:
     if plain and entries:
         y = np.array(entries)
     if len(y):
-        check_classification_targets(y)
+        with warnings.catch_warnings():  # few examples of many classes are what this is for
+            warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%", UserWarning)
+            check_classification_targets(y)
     return y
 
 

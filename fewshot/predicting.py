@@ -42,7 +42,7 @@ from fewshot.tasks.images import (
     prepared_files,
     unlabelled_files,
 )
-from fewshot.tasks.ink import COVERED, STYLES, InkPreparation, covered
+from fewshot.tasks.ink import InkPreparation, unlike_characters
 from fewshot.training.overrides import ConfigError
 
 KEEP_ACCURACY = 0.95
@@ -116,8 +116,9 @@ def predict_folders(
     asked = load_queries(model, list(map(Path, query)), strict)
     if not 0 <= suggest <= len(asked.names):
         raise ConfigError(f"expected --suggest from 0 to {len(asked.names)}, the number of queries, got {suggest}")
-    if model.dataset in STYLES:
-        _tell_unlike(model, *labelled, asked)
+    for part in (*labelled, asked):
+        for message in unlike_characters(model.dataset, list(map(plain, part.names)), part.pixels):
+            print(f"warning: {message}", file=sys.stderr)
     if labelled:
         learn(model, joined(labelled), " and ".join(path for path, _ in given))
     return Found(answered(model, asked, keep_accuracy, suggest), asked, model.classifier)
@@ -239,19 +240,6 @@ def _once(model: Model, labelled: Images) -> Images:
 def estimator_input(images: Images) -> np.ndarray:
     """What an estimator takes: features [N, D], or images [N, H, W, Ch]."""
     return images.pixels[:, 0, 0] if holds_features(images.pixels.shape[1:]) else images.pixels
-
-
-def _tell_unlike(model: Model, *images: Images) -> None:
-    """Say on the error stream which pictures do not look like the characters that the network was trained on."""
-    for part in images:
-        for name, image in zip(part.names, part.pixels, strict=True):
-            share = covered(image)
-            if not COVERED[0] <= share <= COVERED[1]:
-                print(
-                    f"warning: {plain(name)} does not look like the characters of {model.dataset}: strokes cover "
-                    f"{share:.1%} of it, in training {COVERED[0]:.1%} to {COVERED[1]:.0%}; look at it, or leave it out",
-                    file=sys.stderr,
-                )
 
 
 def _encoder(model: Model, path: str) -> Encoder | None:

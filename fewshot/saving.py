@@ -37,6 +37,7 @@ from fewshot.learners import Learner
 from fewshot.models.networks.encoders import ENCODERS, Encoder
 from fewshot.pretrained import SPECIAL, Content
 from fewshot.training import weights
+from fewshot.training.run import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 from fewshot.training.run_directory import RunError
 
 # 1 has no `answers`; neither 1 nor 2 has shipped weights, nor powers of features, which were 1; none before 4 has
@@ -46,7 +47,6 @@ OLDER = (1, 2, 3)
 SHIPPED = "shipped"
 GIVEN = "given"  # of a Learner that whoever loads the file has
 MOST_CLASSES, MOST_LETTERS = 100_000, 10_000
-LARGEST_TEMPERATURE = 1e6
 LARGEST_LABEL = 2**63 - 1
 
 
@@ -250,7 +250,8 @@ def _checked_arrays(path: Path, arrays: dict[Any, Any], classes: int) -> Kept:
     if kept.key.shape != (2,) or kept.key.dtype != np.uint32:
         _refuse(path, "key", "two numbers of 32 bits", f"{kept.key.dtype} {kept.key.shape}")
     nodes = kept.temperatures
-    if nodes.ndim != 1 or not len(nodes) or not ((nodes > 0) & (nodes <= LARGEST_TEMPERATURE)).all():
+    within = (nodes >= SMALLEST_TEMPERATURE) & (nodes <= LARGEST_TEMPERATURE)
+    if nodes.ndim != 1 or not len(nodes) or not within.all():
         _refuse(path, "temperatures", f"a list of numbers above 0 and up to {LARGEST_TEMPERATURE:g}", "others")
     if (
         kept.weights.shape != nodes.shape
@@ -314,7 +315,7 @@ def _is_word(value: object) -> bool:
 
 
 def _is_positive(value: object) -> bool:
-    return type(value) in (int, float) and 0 < value <= LARGEST_TEMPERATURE  # type: ignore[operator]
+    return type(value) in (int, float) and SMALLEST_TEMPERATURE <= value <= LARGEST_TEMPERATURE  # type: ignore[operator]
 
 
 def _parsed(text: str) -> object:

@@ -137,5 +137,6 @@ def temper(probabilities: Float[Array, "*rest C"], temperature: float | Float[Ar
 
     Several temperatures are an array that broadcasts to the probabilities, 1 wide in C.
     """
-    tiny = jnp.finfo(probabilities.dtype).tiny
-    return jax.nn.softmax(jnp.log(jnp.maximum(probabilities, tiny)) / temperature, axis=-1)
+    logits = jnp.log(jnp.maximum(probabilities, jnp.finfo(probabilities.dtype).tiny))
+    highest = jnp.max(logits, axis=-1, keepdims=True)  # 0 of them, however small the temperature
+    return jax.nn.softmax((logits - highest) / temperature, axis=-1)

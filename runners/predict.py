@@ -30,6 +30,7 @@ from fewshot.runners.cli.launch import launch
 from fewshot.runners.encode import ENCODER_ERRORS
 from fewshot.saving import SavedError
 from fewshot.tasks.replacing import replace_text
+from fewshot.training.run import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,15 @@ def share(text: str) -> float:
     return number
 
 
+def temperature(text: str) -> float:
+    """One that can be divided by. Raises ArgumentTypeError."""
+    number = positive(text)
+    if not SMALLEST_TEMPERATURE <= number <= LARGEST_TEMPERATURE:
+        wanted = f"a temperature from {SMALLEST_TEMPERATURE:.2g} to {LARGEST_TEMPERATURE:g}"
+        raise argparse.ArgumentTypeError(f"expected {wanted}, got {text!r}")
+    return number
+
+
 def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
     """The command line. Raises ConfigError."""
     parser = OneLineParser(prog="predict.py", description=__doc__.splitlines()[0], allow_abbrev=False)
@@ -143,7 +153,7 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
     parser.add_argument("--no-ink", action="store_true", help="leave photographs of characters on paper as they are")
     parser.add_argument(
         "--temperature",
-        type=positive,
+        type=temperature,
         metavar="T",
         help="of the probabilities (default: the known one for as many classes and images, or fitted on training "
         "classes of the run, then learned from your labelled images)",

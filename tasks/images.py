@@ -236,7 +236,10 @@ def _eight_bits(picture: "Image", name: str | Path) -> "Image":
     from PIL import Image
 
     if picture.mode.startswith("I;16"):
-        return Image.fromarray(np.round(np.asarray(picture) / 257).astype(np.uint8))
+        pixels = np.asarray(picture)
+        if 0 < pixels.max(initial=0) < 4096:
+            print(f"warning: {name} has 16 bits, of which it uses 12 at most: it is read as dark", file=sys.stderr)
+        return Image.fromarray(np.round(pixels / 257).astype(np.uint8))
     if picture.mode in ("I", "F"):
         return Image.fromarray(_bytes(np.asarray(picture), name))
     if picture.mode in ("L", "RGB", "RGBA"):

@@ -8,10 +8,11 @@ A photograph is read as B - d m + noise: B is the light on the paper, a quadrati
 squares to what is not ink, again and again; m is the ink, 0 to 1; d by how much it is darker, or lighter, than paper.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Shaped, UInt8
 from scipy import ndimage
 
 from fewshot.tasks.images import Shape, whole
@@ -59,9 +60,17 @@ class InkPreparation:
         return whole(picture, shape) if found is None else found
 
 
-def covered(image: UInt8[np.ndarray, "H W Ch"]) -> float:
-    """The share of an image's pixels that are stroke: above half of the light."""
-    return float((image > 127).mean())
+def unlike_characters(dataset: str, names: Sequence[str], images: Shaped[np.ndarray, "N H W Ch"]) -> list[str]:
+    """A line for each image that does not look like the characters of a data set, where its name is in STYLES."""
+    messages = []
+    for name, image in zip(names, images, strict=True) if dataset in STYLES else ():
+        covered = float((image > 127).mean())
+        if not COVERED[0] <= covered <= COVERED[1]:
+            messages.append(
+                f"{name} does not look like the characters of {dataset}: strokes cover {covered:.1%} of it, in "
+                f"training {COVERED[0]:.1%} to {COVERED[1]:.0%}; look at it, or leave it out"
+            )
+    return messages
 
 
 def is_photograph(picture: "Image") -> bool:

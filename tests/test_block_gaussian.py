@@ -343,6 +343,10 @@ def test_semidefinite_cholesky_of_any_rank(classes):
         np.testing.assert_array_equal(np.triu(root, 1), 0.0)
         slope = jax.grad(lambda value: jnp.sum(semidefinite_cholesky(value) ** 2))(blocks)
         assert np.isfinite(slope).all()
+    nothing = np.diag(np.where(np.arange(classes) == 1, 1e-17, 1.0))[None]  # one pivot is 0 to rounding
+    np.testing.assert_array_equal(semidefinite_cholesky(jnp.asarray(nothing)), nothing.round())
+    slope = jax.grad(lambda value: jnp.sum(semidefinite_cholesky(value)))(jnp.asarray(nothing))
+    assert slope[0, 1, 1] == 0
 
 
 @pytest.mark.long

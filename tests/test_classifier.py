@@ -133,14 +133,29 @@ def test_parameters_that_make_no_sense_are_refused_in_one_line():
         ),
         ({"learner": LAPLACE, "draws": "many"}, "expected draws as an even number, 'auto' or None, got 'many'"),
         ({"learner": LAPLACE, "draws": 3}, "MonteCarlo needs an even number of draws"),
-        ({"learner": REGRESSION, "temperature": 0}, "expected a positive number as temperature, got 0"),
-        ({"learner": REGRESSION, "temperature_of_fewer": 1.0}, "expected a positive number as temperature, got 'auto'"),
+        ({"learner": REGRESSION, "temperature": 0}, "expected a number from 1.2e-38 to 1e.06 as temperature, got 0"),
+        ({"learner": REGRESSION, "temperature": 1e-45}, "as temperature, got 1e-45"),
+        ({"learner": REGRESSION, "temperature": 1e7}, "as temperature, got 10000000.0"),
+        ({"learner": REGRESSION, "temperature_of_fewer": 1.0}, "as temperature, got 'auto'"),
         ({"learner": TrainedRun("nowhere")}, "no run in .*nowhere"),
     ]
     for parameters, message in cases:
         with pytest.raises(ValueError, match=message) as caught:  # set, as annotations are checked in these tests
             FewShotClassifier().set_params(**parameters).fit(features, labels)
         assert "\n" not in str(caught.value)
+
+
+def test_one_example_of_each_of_many_classes_is_no_warning(recwarn):
+    FewShotClassifier(NearestNeighbour(Identity((1, 1, 30)))).fit(np.eye(30), np.arange(30))
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("temperature", [1.2e-38, 1e-10, 1e6])
+def test_answers_are_probabilities_at_any_temperature(temperature):
+    features, labels = clusters()
+    p = FewShotClassifier(REGRESSION, temperature=temperature).fit(features, labels).predict_proba(features)
+    np.testing.assert_allclose(p.sum(1), 1.0, rtol=1e-5)
+    assert (p.max(1) == 1).all() if temperature < 1 else np.ptp(p) < 1e-4
 
 
 def test_examples_and_labels_that_are_none_are_refused_in_one_line():
@@ -467,7 +482,23 @@ def test_an_encoder_sees_each_picture_once(tmp_path, monkeypatch):
     assert encoder.seen == 8
     np.testing.assert_array_equal(fitted.predict_proba(images), p)  # the same pictures, as bytes
     np.testing.assert_array_equal(fitted.predict_proba([Image.open(path) for path in paths]), p)
-    assert fitted.predict_proba(images[:0]).shape == (0, 3)
+    assert fitted.predict_proba(images[:0]).shape == fitted.predict_proba([]).shape == (0, 3)
+    unlike = [images[0], images[1, :5], images[2, :, :, 0]]  # sizes, and grey
+    pictures = [Image.fromarray(one) for one in unlike]
+    np.testing.assert_array_equal(fitted.predict_proba(unlike), fitted.predict_proba(pictures))
+    wanted = "expected the path of a picture for every example"
+    for given, message in (
+        ([paths[0], None], f"{wanted}, got NoneType as number 1"),
+        (pd.Series([str(paths[0]), np.nan]), f"{wanted}, got float as number 1"),
+        ([images[0], paths[1]], f"{wanted}, got ndarray as number 0"),
+        ([pictures[0], images[1]], "expected a picture of Pillow's for every example, got ndarray as number 1"),
+        (pictures[0], "expected a list of pictures, got one; put it into a list"),
+        ([[1.0, 2.0], [3.0]], "expected examples of one shape, got a list of unlike ones"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fitted.predict_proba(given)
+    with pytest.raises(ValueError, match="expected labelled examples, got none"):
+        FewShotClassifier(REGRESSION, encoder=encoder).fit([], [])
     features = encoder.encode(encoder.prepare(images))
     np.testing.assert_allclose(fitted.predict_proba(features), p, atol=1e-6)  # features are taken as they are
 

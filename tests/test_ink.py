@@ -5,7 +5,7 @@ import pytest
 from PIL import Image, ImageDraw
 from scipy import ndimage
 
-from fewshot import predicting
+from fewshot import FewShotClassifier, predicting
 from fewshot.tasks import DATASETS, ink, preparation
 from fewshot.tasks.images import whole
 
@@ -110,9 +110,9 @@ def test_it_is_for_characters_and_can_be_switched_off():
 
 
 def test_a_run_on_characters_says_what_it_read_and_what_looks_like_none(tiny_run, tmp_path, capsys):
-    for folder in ("support/a", "support/b", "query"):
+    for seed, folder in enumerate(("support/a", "support/b", "query")):
         (tmp_path / folder).mkdir(parents=True)
-        photograph().save(tmp_path / folder / "1.png")
+        photograph(seed=seed).save(tmp_path / folder / "1.png")
     Image.fromarray(np.uint8(255 * stroke(60, size=0.6, width=0.06))).save(tmp_path / "query" / "scan.png")
     full = np.full((40, 40), 255, np.uint8)
     full[:, 0] = full[:, -1] = full[0] = full[-1] = 0
@@ -122,5 +122,7 @@ def test_a_run_on_characters_says_what_it_read_and_what_looks_like_none(tiny_run
     assert "; 3 photographs of ink cleaned and centred (--no-ink leaves them" in found.read_as
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: ") and "full.png does not look like the characters of omniglot" in line
+    with pytest.warns(UserWarning, match=r"full.png does not look like the characters of omniglot: strokes cover .*%"):
+        FewShotClassifier.from_run(tiny_run.path).fit([tmp_path / "query" / f"{n}.png" for n in ("1", "full")], [0, 1])
     found = predicting.predict_folders(*where, temperature=1.0, find_ink=False).answers
     assert "ink" not in found.read_as

@@ -219,7 +219,7 @@ def test_tasks_that_make_no_sense_are_refused(classifier, unequal):
     numbered = classifier.fit(images, [1, 2, 1, 2, 1, 2])
     with pytest.raises(ValueError, match="expected labels like 1, got ash; convert them"):
         numbered.add(images[:1], ["ash"])
-    assert list(numbered.add(images[:1], [3]).classes_) == [1, 2, 3]
+    assert list(numbered.add(255 - images[:1], [3]).classes_) == [1, 2, 3]
     with pytest.raises(ValueError, match="expected one label for each of the 6 examples, got 5"):
         classifier.fit(images, labels[:-1])
     with pytest.raises(ValueError, match="expected examples of at least two classes, got 1 class;"):
@@ -357,6 +357,15 @@ def test_grey_pictures_of_more_bits_are_scaled_and_not_cut_off(tmp_path):
         Image.fromarray(wrong).save(tmp_path / f"{name}.tif")
         with pytest.raises(DataError, match=r"within \[0, 1\] in .*large.tif, got 0.0 to 255.0|int.tif, got int32"):
             load_unlabelled(tmp_path / f"{name}.tif", SHAPE, whole)
+
+
+def test_a_picture_of_twelve_bits_in_sixteen_is_read_as_dark_with_a_warning(tmp_path, capsys):
+    pixels = np.linspace(0, 4095, 256).astype(np.uint16).reshape(16, 16)
+    for name, scaled in (("12", pixels), ("8", pixels // 16), ("16", 16 * pixels), ("black", 0 * pixels)):
+        Image.fromarray(scaled).save(tmp_path / f"{name}.png")
+        load_unlabelled(tmp_path / f"{name}.png", SHAPE, whole)
+    said = [f"warning: {tmp_path / name} has 16 bits, of which it uses 12 at most" for name in ("12.png", "8.png")]
+    assert capsys.readouterr().err.splitlines() == [f"{line}: it is read as dark" for line in said]
 
 
 def test_pictures_too_large_for_pillow_are_refused_in_one_line(tmp_path, monkeypatch):

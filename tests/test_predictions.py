@@ -293,10 +293,13 @@ def test_no_output_takes_the_place_of_another_file(shop):
         ("--csv", same, "--json", same): "expected --json to be a file of its own, but .* is that of --csv",
         ("--report", str(picture)): "expected --report to be a file of its own, but .* is read; name",
         ("--csv", str(shop)): "expected --csv to be a file, got the folder",
+        ("--save", str(shop / "support" / "red" / "0.png")): "expected --save to be no picture, got .*, which is kept",
     }.items():
         with pytest.raises(ConfigError, match=message):
             predict.main(predict.parse(["--support", str(shop / "support"), "--query", str(picture), *flags]))
     assert picture.read_bytes() == before and not (shop / "out").exists()
+    with pytest.raises(ConfigError, match=r"expected a temperature from 1.2e-38 to 1e.06, got '1e-40'"):
+        predict.parse(arguments(shop, "--temperature", "1e-40"))
 
 
 def test_outputs_are_refused_where_nothing_can_be_written(tmp_path, monkeypatch):

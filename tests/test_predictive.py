@@ -76,6 +76,8 @@ def test_tempering_changes_confidence_and_not_the_order():
     np.testing.assert_allclose(temper(probabilities, 1.0), probabilities, atol=1e-6)
     squared = np.square([0.7, 0.2, 0.1])
     np.testing.assert_allclose(temper(probabilities, 0.5)[0], squared / squared.sum(), rtol=1e-5)
+    for smallest in (1e-10, float(np.finfo(np.float32).tiny)):
+        np.testing.assert_array_equal(temper(jnp.array([0.2, 0.5, 0.3]), smallest), [0, 1, 0])
     flat = temper(probabilities, 100.0)
     assert np.isfinite(flat).all() and (np.argsort(flat[0]) == np.argsort(probabilities[0])).all()
     assert flat[0].max() < 0.35

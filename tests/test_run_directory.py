@@ -169,6 +169,18 @@ def test_damaged_weights_are_named(run, size):
     assert f"damaged weights: {run.weights}" in one_line(error)
 
 
+def test_a_byte_that_was_changed_is_found(run):
+    """And a file without a sum, as of an earlier version, is taken."""
+    run.save_weights(TREE)
+    content = run.weights.read_bytes()
+    run.weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(RunError) as error:
+        run.load_weights()
+    assert f"damaged weights: {run.weights} does not hold the numbers that were written" in one_line(error)
+    run.weights.write_bytes(content.replace(b'"sha256"', b'"sha000"'))
+    run.load_weights()
+
+
 def test_missing_weights_are_named(run):
     with pytest.raises(RunError) as error:
         run.load_weights()

@@ -260,6 +260,7 @@ def rewrite(source, target, change_text=None, change_arrays=None, change_all=Non
         change_arrays(arrays)
     size = int.from_bytes(source.read_bytes()[:8], "little")
     metadata = json.loads(source.read_bytes()[8 : 8 + size])["__metadata__"]
+    del metadata[weights.DIGEST]  # which whoever makes a file can compute again
     if change_text:
         metadata["about"] = change_text(metadata["about"])
     if change_all:

@@ -41,7 +41,7 @@ from fewshot.training.weights import WeightTree
 
 EXPORT_AGAIN = "export it again by training with --resume"
 WORDS = {"f": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "true or false"}
-LARGEST_TEMPERATURE = 1e6
+SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = float(np.finfo(np.float32).tiny), 1e6
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _check_numbers(found: WeightTree, expected: WeightTree, source: Path) -> Non
 def _limits(name: str) -> tuple[float, float]:
     """Least and largest values of the stored numbers of a name."""
     if name == "temperature":
-        return float(np.finfo(np.float32).tiny), LARGEST_TEMPERATURE
+        return SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE
     if name.startswith(("learner.likelihood_parameters.", "learner.deep_kernel.hyper.")):
         return -LARGEST_LOG, LARGEST_LOG
     return (0.0, np.inf) if name == "step" or name.endswith(".variance") else (-np.inf, np.inf)

@@ -3,6 +3,7 @@
 Integer keys, which Flax gives to the members of a list, are stored as their digits and read back as integers.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -15,6 +16,7 @@ from fewshot.tasks.replacing import replace_bytes
 WeightTree: TypeAlias = dict[int | str, PyTree]  # nested: names and numbers of members, down to arrays
 DTYPES = ("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64")
 DEEPEST, LONGEST_NAME = 20, 200
+DIGEST = "sha256"  # its name in the metadata
 
 
 def save(path: Path, tree: WeightTree, metadata: Mapping[str, str]) -> None:
@@ -23,7 +25,7 @@ def save(path: Path, tree: WeightTree, metadata: Mapping[str, str]) -> None:
 
     arrays = {name: np.asarray(array, order="C") for name, array in _flatten(tree)}
     # Not by save_file, whose files are for their owner alone: run folders are shared.
-    replace_bytes(path, safetensors.save(arrays, dict(metadata)), follow=False)
+    replace_bytes(path, safetensors.save(arrays, {**metadata, DIGEST: _digest(arrays)}), follow=False)
 
 
 def load(path: Path) -> tuple[WeightTree, dict[str, str]]:
@@ -34,6 +36,7 @@ def load(path: Path) -> tuple[WeightTree, dict[str, str]]:
     from safetensors import SafetensorError, safe_open
 
     tree: WeightTree = {}
+    arrays: dict[str, np.ndarray] = {}
     if not path.is_file():
         raise ValueError(f"damaged weights: {path} is no plain file")
     try:
@@ -42,11 +45,24 @@ def load(path: Path) -> tuple[WeightTree, dict[str, str]]:
                 kind = file.get_slice(name).get_dtype()
                 if kind not in DTYPES:
                     raise ValueError(f"damaged weights: {path} holds {name[:80]!r} as {kind}, expected numbers")
-                if not _insert(tree, name, file.get_tensor(name)):
+                arrays[name] = file.get_tensor(name)
+                if not _insert(tree, name, arrays[name]):
                     raise ValueError(f"damaged weights: {path} holds {name[:80]!r}, which is no name of a weight")
-            return tree, file.metadata() or {}
+            metadata = dict(file.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"damaged weights: {path} is no complete safetensors file ({error})") from error
+    if metadata.pop(DIGEST, None) not in (None, _digest(arrays)):  # older files have none
+        raise ValueError(f"damaged weights: {path} does not hold the numbers that were written")
+    return tree, metadata
+
+
+def _digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of names, types, shapes and numbers."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 def _flatten(tree: dict, prefix: str = "") -> Iterator[tuple[str, Array | np.ndarray]]:

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from fewshot.runners.cli.console import QUIET
 from fewshot.tasks import NAMES
 from fewshot.tasks.curves import CURVES, has_real_labels
+from fewshot.tasks.images import HEIC, SUFFIXES
 from fewshot.training import run_directory
 from fewshot.training.configuration import AUTO, NOT_STORED, REGISTRIES, RunConfig, configured, is_open, resolve
 from fewshot.training.overrides import LARGEST_SEED, ConfigError, parse_override
@@ -124,7 +125,7 @@ def count_or_auto(text: str) -> int:
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str] = ()) -> None:
     """Raises ConfigError unless a file can be written at the path of each flag that has one.
 
-    Every path is another one, and none is a file that is read.
+    Every path is another one, and none is a file that is read, nor a picture.
     """
     taken = {Path(path).resolve(): f"{path} is read" for path in inputs if Path(path).is_file()}
     for flag, path in outputs.items():
@@ -139,6 +140,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str] = ())
             raise ConfigError(f"expected {flag} to be in a folder that can be written, got {path}; name another")
         if place in taken:
             raise ConfigError(f"expected {flag} to be a file of its own, but {taken[place]}; name another")
+        if place.is_file() and place.suffix.lower() in (*SUFFIXES, *HEIC):
+            raise ConfigError(f"expected {flag} to be no picture, got {path}, which is kept; name another file")
         taken[place] = f"{path} is that of {flag}"
 
 
