@@ -81,11 +81,9 @@ def pictures_of(given: object) -> "list[Image] | None":
 
 def _check_alike(wanted: str, entries: Sequence[object], kind: type | tuple[type, ...]) -> None:
     """Raises ValueError, in one line, for the first entry of another kind."""
-    number, other = next(
-        ((number, one) for number, one in enumerate(entries) if not isinstance(one, kind)), (None, None)
-    )
-    if number is not None:
-        raise ValueError(f"expected {wanted} for every example, got {type(other).__name__} as number {number}")
+    for number, one in enumerate(entries):
+        if not isinstance(one, kind):
+            raise ValueError(f"expected {wanted} for every example, got {type(one).__name__} as number {number}")
 
 
 def _are_unlike_pictures(entries: Sequence[object]) -> bool:

@@ -7,6 +7,7 @@ of `fewshot.evaluation.prediction_report`. Each picture passes the network once.
 """
 
 import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain, groupby
@@ -27,7 +28,7 @@ from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks import load_encoder
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import DEFAULT, PRETRAINED
-from fewshot.repetitions import repetitions
+from fewshot.repetitions import AS_TWO_CLASSES, repetitions
 from fewshot.suggestion import suggested
 from fewshot.tasks import DataError, preparation
 from fewshot.tasks.embeddings import load_features
@@ -217,7 +218,9 @@ def learn(model: Model, labelled: Images, places: str) -> None:
     if ways not in (None, len(classes)):
         raise DataError(f"expected {ways} classes, which {model.name} tells apart, got {len(classes)}")
     labelled = _once(model, labelled)
-    (classifier.add if model.is_fitted else classifier.fit)(estimator_input(labelled), labelled.labels)
+    with warnings.catch_warnings():  # what the estimator says by numbers has been said by names
+        warnings.filterwarnings("ignore", AS_TWO_CLASSES, UserWarning)
+        (classifier.add if model.is_fitted else classifier.fit)(estimator_input(labelled), labelled.labels)
 
 
 def _once(model: Model, labelled: Images) -> Images:

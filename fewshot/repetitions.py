@@ -1,4 +1,7 @@
-"""Labelled pictures that are given more than once: no further evidence, and a twin looks stranger than no query can."""
+"""Labelled pictures that are given more than once: no further evidence.
+
+A twin that is left out finds the other, so that it looks less strange than any query can.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,6 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Shaped
 
 SHOWN = 3
+AS_TWO_CLASSES = "labelled pictures are given as two classes"
 
 
 class Repetitions(NamedTuple):
@@ -24,7 +28,7 @@ class Repetitions(NamedTuple):
             lines.append(f"labelled pictures that are given again count once: {_first(pairs)}")
         if self.across:
             pairs = [f"{names[one]} ({labels[one]}) is {names[other]} ({labels[other]})" for one, other in self.across]
-            lines.append(f"labelled pictures are given as two classes, which makes both unsure: {_first(pairs)}")
+            lines.append(f"{AS_TWO_CLASSES}, which makes both unsure: {_first(pairs)}")
         return lines
 
     def kept(self, count: int) -> Bool[np.ndarray, " N"]:

@@ -47,7 +47,7 @@ def check_likelihood(likelihood: object) -> list[str]:
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"expected a Likelihood, got {type(likelihood).__name__}; see models/likelihoods/base.py")
-    checks: list[Check] = [_expects]
+    checks: list[Check] = [_expects, _observes]
     if isinstance(likelihood, ClassLikelihood):
         checks += [_predicts, _ignores_masked_classes, _knows_no_order]
     if isinstance(likelihood, RealLikelihood):
@@ -56,6 +56,8 @@ def check_likelihood(likelihood: object) -> list[str]:
         checks.append(_is_gaussian)
     if isinstance(likelihood, SmoothLikelihood):
         checks.append(_has_local_sites)
+        if isinstance(likelihood, ClassLikelihood):
+            checks.append(_has_a_curvature)
     if isinstance(likelihood, AugmentedLikelihood):
         checks += [_augments, _draws_latents, _bounds]
     return _run(checks, likelihood)
@@ -127,12 +129,24 @@ def _predicts(likelihood: ClassLikelihood) -> None:
     """L1, L8: rows sum to 1 and are E_q p(k | f), normalised over k after the expectation."""
     q = _marginals(0, likelihood)
     q = q._replace(mean=0.3 * q.mean)
-    keys = jax.random.split(jax.random.key(0), 64)
-    p = jnp.mean(jax.jit(jax.vmap(lambda key: likelihood.predict(key, q)))(keys), axis=0)
+    p = _predicted(likelihood, q)
     _close("L1, predicted probabilities sum to 1", p.sum(1), 1.0, 1e-5)
-    points = GaussHermite(24).points(keys[0], CLASSES, jnp.float64)
+    points = GaussHermite(24).points(jax.random.key(0), CLASSES, jnp.float64)
     densities = jax.jit(lambda: expect(lambda f: jnp.exp(log_densities(likelihood, f)), q, points))()
     _close("L8, predict is the expected density, normalised", p, (densities / densities.sum(0)).T, 5e-3)
+
+
+def _predicted(likelihood: ClassLikelihood, q: Marginals, classes: Array | None = None) -> Array:
+    """The mean of predict over 64 keys."""
+    keys = jax.random.split(jax.random.key(0), 64)
+    return jnp.mean(jax.jit(jax.vmap(lambda key: likelihood.predict(key, q, classes)))(keys), axis=0)
+
+
+def _observes(likelihood: Likelihood) -> None:
+    """observation is the distribution of what is observed that log_prob is the density of."""
+    y, f = _labels(likelihood), _latents(12, likelihood)
+    value = likelihood.observation(f).log_prob(likelihood.observed(y, len(f)))
+    _close("observation has the density log_prob", value, jnp.sum(likelihood.log_prob(y, f)), 1e-8)
 
 
 def _expects(likelihood: Likelihood) -> None:
@@ -152,9 +166,14 @@ def _ignores_masked_classes(likelihood: ClassLikelihood) -> None:
     real, y, q = jnp.asarray([True, True, False]), jnp.asarray(LABELS % 2), _marginals(3, likelihood)
     q = q._replace(mean=q.mean.at[2].set(9.0))
     small = jax.tree.map(lambda leaf: leaf[:2], q)
+    value = likelihood.log_prob(y, q.mean, real)
+    _close("a masked class changes no density", value, likelihood.log_prob(y, small.mean), 1e-8)
     value = likelihood.expected_log_prob(y, q, None, real)
     _close("a masked class changes no expectation", value, likelihood.expected_log_prob(y, small), 1e-8)
-    _close("a masked class is not predicted", likelihood.predict(jax.random.key(0), q, real)[:, 2], 0.0, 0.0)
+    p = _predicted(likelihood, q, real)
+    _close("a masked class is not predicted", p[:, 2], 0.0, 0.0)
+    _close("L1, probabilities beside a masked class sum to 1", p.sum(1), 1.0, 1e-5)
+    _close("a masked class changes no probability", p[:, :2], _predicted(likelihood, small), 1e-2)
 
 
 def _knows_no_order(likelihood: Likelihood) -> None:
@@ -180,6 +199,30 @@ def _has_local_sites(likelihood: SmoothLikelihood) -> None:
     sites = likelihood.local_sites(y, f)
     slope = jax.grad(lambda value: jnp.sum(likelihood.log_prob(y, value)))(f)
     _close("local_sites have the slope of log_prob", sites.shift - sites.times(f), slope, 1e-8)
+
+
+def _has_a_curvature(likelihood: SmoothLikelihood) -> None:
+    """That of local_sites is minus the Hessian of log_prob, its positive part, or the Fisher information.
+
+    Not asked of likelihoods of real labels, whose protocol knows no label to sum over.
+    """
+    y, f = _labels(likelihood), _latents(7, likelihood)
+    sites = likelihood.local_sites(y, f)
+    units = jnp.broadcast_to(jnp.eye(len(f))[:, :, None], (len(f), *f.shape))
+    found = jnp.moveaxis(jax.vmap(sites.times)(units), 2, 0)  # [N, C, C]
+
+    def density(label: Array, point: Array) -> Array:
+        return likelihood.log_prob(label[None], point[:, None])[0]
+
+    hessian = -jax.vmap(jax.hessian(density, argnums=1))(y, f.T)
+    values, vectors = jnp.linalg.eigh(hessian)
+    positive = (vectors * jnp.maximum(values, 0.0)[:, None]) @ jnp.swapaxes(vectors, 1, 2)
+    labels = jnp.arange(len(f))
+    slopes = jax.vmap(lambda point: jax.vmap(jax.grad(density, argnums=1), (0, None))(labels, point))(f.T)
+    fisher = jnp.einsum("kn,nkc,nkd->ncd", jax.nn.softmax(log_densities(likelihood, f), axis=0), slopes, slopes)
+    error = min(float(jnp.max(jnp.abs(found - one))) for one in (hessian, positive, fisher))
+    name = "local_sites have minus the Hessian of log_prob, its positive part, or the Fisher information"
+    _close(name, error, 0.0, 1e-6)
 
 
 def _augments(likelihood: AugmentedLikelihood) -> None:

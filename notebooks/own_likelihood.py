@@ -16,7 +16,7 @@
 #
 # $$p(y = k \mid f) = (1 - e) \, \frac{\exp f_k}{\sum_c \exp f_c} + \frac{e}{C}.$$
 #
-# A class with a handful of methods is enough for `cvi` and NUTS. `check_likelihood` says whether it is right.
+# A class with a handful of methods is enough for `cvi` and NUTS. `check_likelihood` looks for errors in it.
 
 # %%
 from dataclasses import dataclass
@@ -118,4 +118,4 @@ plt.show()
 # %% [markdown]
 # Here it does not help: with the wrong label softmax still has the smaller NLL. What is predicted is a label that may
 # be wrong itself, so no class ever has more than $1 - e + e / C$, and the kernel was learned with softmax. A likelihood
-# that passes is right; whether it is better is for held-out queries to say.
+# that passes has no error that a check looks for; whether it is better is for held-out queries to say.

@@ -36,9 +36,15 @@ from fewshot.tasks.files import resolve_root  # noqa: E402
 compilation_cache.keep_programs()
 
 
+def pytest_addoption(parser):
+    """For continuous integration, where nothing is compiled yet and little is run twice."""
+    parser.addoption("--quickly-compiled", action="store_true", help="compile slow tests unoptimised too")
+
+
 def pytest_configure(config):
     """Where slow tests are among them, all are compiled as for users; so too where XLA would end at an unknown flag."""
-    if "XLA_FLAGS" in os.environ or config.option.markexpr not in WITHOUT_SLOW:
+    quickly = config.option.quickly_compiled or config.option.markexpr in WITHOUT_SLOW
+    if "XLA_FLAGS" in os.environ or not quickly:
         return
     variables = os.environ | {"XLA_FLAGS": QUICKLY_COMPILED}
     known = subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env=variables, capture_output=True)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from fewshot.inference import INFERENCE
@@ -17,7 +18,8 @@ from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEa
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_registered_likelihoods_pass(name):
     names = check_likelihood(LIKELIHOODS[name]())
-    assert {"predicts", "expects", "ignores masked classes", "knows no order"} <= set(names)
+    assert {"predicts", "expects", "observes", "ignores masked classes", "knows no order"} <= set(names)
+    assert ("has a curvature" in names) == hasattr(LIKELIHOODS[name], "local_sites")
     assert ("augments" in names) == ("cavi" in usable_inferences(LIKELIHOODS[name]()))
 
 
@@ -38,6 +40,46 @@ class WrongSlope(Softmax):
     def local_sites(self, y, f, classes=None):
         sites = super().local_sites(y, f, classes)
         return sites._replace(shift=-sites.shift)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class WrongCurvature(Softmax):
+    def local_sites(self, y, f, classes=None):
+        sites = super().local_sites(y, f, classes)
+        wide = sites._replace(slope=3 * sites.slope)
+        return wide.shifted(wide.times(f) - sites.times(f))
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class WrongObservation(Softmax):
+    def observation(self, f):
+        return super().observation(3 * f)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Unmasked(Softmax):
+    def log_prob(self, y, f, classes=None):
+        return super().log_prob(y, f)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class MaskedLate(Softmax):
+    def predict(self, key, marginals, classes=None):
+        p = super().predict(key, marginals)
+        return p if classes is None else jnp.where(classes, p, 0.0)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class MaskedEvenly(MaskedLate):
+    def predict(self, key, marginals, classes=None):
+        p = super().predict(key, marginals, classes)
+        lost = 1 - p.sum(1, keepdims=True)
+        return p if classes is None else jnp.where(classes, p + lost / classes.sum(), 0.0)
 
 
 @jax.tree_util.register_static
@@ -67,6 +109,11 @@ class NoBound(OneVsEach):
     "likelihood, message",
     [
         (WrongSlope(), "local_sites have the slope of log_prob"),
+        (WrongCurvature(), "local_sites have minus the Hessian of log_prob, its positive part, or the Fisher"),
+        (WrongObservation(), "observation has the density log_prob"),
+        (Unmasked(), "a masked class changes no density"),
+        (MaskedLate(), "L1, probabilities beside a masked class sum to 1"),
+        (MaskedEvenly(), "a masked class changes no probability"),
         (Overconfident(), "L8, predict is the expected density"),
         (WrongSign(), "sites are the joint as a function of f"),
         (NoBound(), "L5, augmented_bound is at most expected_log_prob"),

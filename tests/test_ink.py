@@ -124,5 +124,11 @@ def test_a_run_on_characters_says_what_it_read_and_what_looks_like_none(tiny_run
     assert line.startswith("warning: ") and "full.png does not look like the characters of omniglot" in line
     with pytest.warns(UserWarning, match=r"full.png does not look like the characters of omniglot: strokes cover .*%"):
         FewShotClassifier.from_run(tiny_run.path).fit([tmp_path / "query" / f"{n}.png" for n in ("1", "full")], [0, 1])
+    photograph(seed=0).save(tmp_path / "support" / "b" / "2.png")
+    predicting.predict_folders(*where, temperature=1.0)
+    assert [line.split(":")[1][:43] for line in capsys.readouterr().err.splitlines()] == [
+        f" {tmp_path / 'query' / 'full.png'} does not look like the characters of omniglot"[:43],
+        " labelled pictures are given as two classes",
+    ]
     found = predicting.predict_folders(*where, temperature=1.0, find_ink=False).answers
     assert "ink" not in found.read_as
