@@ -4,6 +4,7 @@ Integer keys, which Flax gives to the members of a list, are stored as their dig
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeAlias
@@ -25,7 +26,8 @@ def save(path: Path, tree: WeightTree, metadata: Mapping[str, str]) -> None:
 
     arrays = {name: np.asarray(array, order="C") for name, array in _flatten(tree)}
     # Not by save_file, whose files are for their owner alone: run folders are shared.
-    replace_bytes(path, safetensors.save(arrays, {**metadata, DIGEST: _digest(arrays)}), follow=False)
+    content = safetensors.save(arrays, {**metadata, DIGEST: _digest(arrays)})
+    replace_bytes(path, _in_order(content), follow=False)
 
 
 def load(path: Path) -> tuple[WeightTree, dict[str, str]]:
@@ -54,6 +56,16 @@ def load(path: Path) -> tuple[WeightTree, dict[str, str]]:
     if metadata.pop(DIGEST, None) not in (None, _digest(arrays)):  # older files have none
         raise ValueError(f"damaged weights: {path} does not hold the numbers that were written")
     return tree, metadata
+
+
+def _in_order(content: bytes) -> bytes:
+    """A file with its metadata sorted, whose order safetensors draws anew: equal weights are equal files."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # numbers begin at a multiple of eight
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def _digest(arrays: Mapping[str, np.ndarray]) -> str:
