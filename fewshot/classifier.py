@@ -52,7 +52,7 @@ from fewshot.learners.task_temperature import TemperatureMixture
 from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import HEAD_OF
-from fewshot.repetitions import repetitions
+from fewshot.repetitions import once
 from fewshot.suggestion import MARGIN, suggested
 from fewshot.tasks import preparation
 from fewshot.tasks.ink import unlike_characters
@@ -472,11 +472,8 @@ def _width(inputs: np.ndarray) -> int | None:
 
 def _once(inputs: np.ndarray, labels: np.ndarray, held: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """The inputs without those given again, with their labels; `held` of them were there before. Warns of any."""
-    found = repetitions(inputs, labels.tolist())
     names = [*("one held" for _ in range(held)), *(f"number {number}" for number in range(len(labels) - held))]
-    for message in found.messages(names, labels.tolist()):
-        warnings.warn(message, stacklevel=3)
-    kept = found.kept(len(labels))
+    kept = once(inputs, labels.tolist(), names, lambda message: warnings.warn(message, stacklevel=5))
     return inputs[kept], labels[kept]
 
 

@@ -28,7 +28,7 @@ from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks import load_encoder
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import DEFAULT, PRETRAINED
-from fewshot.repetitions import AS_TWO_CLASSES, repetitions
+from fewshot.repetitions import AS_TWO_CLASSES, once
 from fewshot.suggestion import suggested
 from fewshot.tasks import DataError, preparation
 from fewshot.tasks.embeddings import load_features
@@ -118,8 +118,8 @@ def predict_folders(
     if not 0 <= suggest <= len(asked.names):
         raise ConfigError(f"expected --suggest from 0 to {len(asked.names)}, the number of queries, got {suggest}")
     for part in (*labelled, asked):
-        for message in unlike_characters(model.dataset, list(map(plain, part.names)), part.pixels):
-            print(f"warning: {message}", file=sys.stderr)
+        for message in unlike_characters(model.dataset, part.names, part.pixels):
+            _warn(message)
     if labelled:
         learn(model, joined(labelled), " and ".join(path for path, _ in given))
     return Found(answered(model, asked, keep_accuracy, suggest), asked, model.classifier)
@@ -232,12 +232,13 @@ def _once(model: Model, labelled: Images) -> Images:
         inputs = np.concatenate([task.inputs, embed(task.learner, inputs)])
         labels = [*classifier.classes_[task.y].tolist(), *labels]
         names = [*(f"one that {model.name} holds" for _ in task.y), *names]
-    found = repetitions(inputs, labels)
-    for message in found.messages(list(map(plain, names)), list(map(plain, labels))):
-        print(f"warning: {message}", file=sys.stderr)
-    kept = found.kept(len(labels))[-len(labelled.names) :]
+    kept = once(inputs, labels, names, _warn)[-len(labelled.names) :]
     columns = ([one for one, keep in zip(column, kept, strict=True) if keep] for column in labelled[1:])
     return Images(labelled.pixels[kept], *columns)
+
+
+def _warn(message: str) -> None:
+    print("warning:", plain(message), file=sys.stderr)
 
 
 def estimator_input(images: Images) -> np.ndarray:

@@ -3,8 +3,7 @@
 A twin that is left out finds the other, so that it looks less strange than any query can.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Shaped
@@ -13,43 +12,30 @@ SHOWN = 3
 AS_TWO_CLASSES = "labelled pictures are given as two classes"
 
 
-class Repetitions(NamedTuple):
-    """Pairs (repetition, original) of numbers of inputs: equal ones of one class, and of two."""
+def once(
+    inputs: Shaped[np.ndarray, "N ..."], labels: Sequence[object], names: Sequence[str], say: Callable[[str], object]
+) -> Bool[np.ndarray, " N"]:
+    """Which inputs [N, ...] are not equal, bit for bit, to an earlier one of their class.
 
-    within: list[tuple[int, int]]
-    across: list[tuple[int, int]]
-
-    def messages(self, names: Sequence[str], labels: Sequence[object]) -> list[str]:
-        """A line for each kind that there is."""
-        lines = []
-        if self.within:
-            named = [(names[one], names[other]) for one, other in self.within]
-            pairs = [one if one == other else f"{one} is {other}" for one, other in named]
-            lines.append(f"labelled pictures that are given again count once: {_first(pairs)}")
-        if self.across:
-            pairs = [f"{names[one]} ({labels[one]}) is {names[other]} ({labels[other]})" for one, other in self.across]
-            lines.append(f"{AS_TWO_CLASSES}, which makes both unsure: {_first(pairs)}")
-        return lines
-
-    def kept(self, count: int) -> Bool[np.ndarray, " N"]:
-        """Which of so many inputs are no repetitions within their class."""
-        found = np.ones(count, bool)
-        found[[one for one, _ in self.within]] = False
-        return found
-
-
-def repetitions(inputs: Shaped[np.ndarray, "N ..."], labels: Sequence[object]) -> Repetitions:
-    """Which inputs [N, ...] are equal, bit for bit, to an earlier one of their class or of another."""
+    `say` is told, in a line each, of those that are, and of those that are equal to one of another class.
+    """
     first: dict[bytes, dict[object, int]] = {}
-    found = Repetitions([], [])
+    kept = np.ones(len(labels), bool)
+    within, across = [], []
     for number, (row, label) in enumerate(zip(inputs, labels, strict=True)):
         earlier = first.setdefault(np.ascontiguousarray(row).tobytes(), {})
-        if label in earlier:
-            found.within.append((number, earlier[label]))
-        else:
-            found.across.extend((number, original) for original in earlier.values())
-            earlier[label] = number
-    return found
+        own, kept[number] = names[number], label not in earlier
+        if not kept[number]:
+            original = names[earlier[label]]
+            within.append(own if own == original else f"{own} is {original}")
+            continue
+        across += [f"{own} ({label}) is {names[one]} ({other})" for other, one in earlier.items()]
+        earlier[label] = number
+    if within:
+        say(f"labelled pictures that are given again count once: {_first(within)}")
+    if across:
+        say(f"{AS_TWO_CLASSES}, which makes both unsure: {_first(across)}")
+    return kept
 
 
 def _first(pairs: list[str]) -> str:

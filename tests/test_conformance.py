@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fewshot.inference import INFERENCE
+from fewshot.inference import INFERENCE, conformance
 from fewshot.inference.conformance import ConformanceError, check_inference, check_likelihood
 from fewshot.inference.inner import cvi
 from fewshot.inference.inner.base import usable_inferences
 from fewshot.models import LIKELIHOODS
+from fewshot.models.gaussian import BlockSites
+from fewshot.models.gaussian.dense import positive_part
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
 
 
@@ -109,7 +111,7 @@ class NoBound(OneVsEach):
     "likelihood, message",
     [
         (WrongSlope(), "local_sites have the slope of log_prob"),
-        (WrongCurvature(), "local_sites have minus the Hessian of log_prob, its positive part, or the Fisher"),
+        (WrongCurvature(), "local_sites have the positive part of minus the Hessian of log_prob, or the Fisher"),
         (WrongObservation(), "observation has the density log_prob"),
         (Unmasked(), "a masked class changes no density"),
         (MaskedLate(), "L1, probabilities beside a masked class sum to 1"),
@@ -122,6 +124,26 @@ class NoBound(OneVsEach):
 def test_planted_errors_are_found(likelihood, message):
     with pytest.raises(ConformanceError, match=message):
         check_likelihood(likelihood)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Clipped(LogisticSoftmax):
+    def local_sites(self, y, f, classes=None):
+        def minus(label, point):
+            return -self.log_prob(label[None], point[:, None])[0]
+
+        slope = -jax.vmap(jax.grad(minus, argnums=1))(y, f.T).T
+        curvature, negative = positive_part(jax.vmap(jax.hessian(minus, argnums=1))(y, f.T))
+        assert negative > 0
+        flat = BlockSites(slope, curvature)
+        return flat._replace(shift=slope + flat.times(f))
+
+
+@pytest.mark.parametrize("likelihood", [LogisticSoftmax(), Clipped(), OneVsEach()])
+def test_a_curvature_may_be_the_fisher_information_or_the_positive_part_of_minus_the_hessian(likelihood):
+    with jax.enable_x64(True):
+        conformance._has_a_curvature(likelihood)
 
 
 def test_a_kernel_that_does_not_settle_is_found():
