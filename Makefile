@@ -12,12 +12,8 @@ endif
 WORKERS := -n logical --maxprocesses 4 --dist loadfile
 ONE_CORE := $(if $(shell command -v taskset),taskset -c 0)
 
-# Type checkers and the reference do not follow the installation's folder mapping; links show the one package `fewshot`.
-TYPED := mkdir -p .typing/fewshot && \
-	ln -sfn $(foreach path,evaluation inference learners models runners tasks training $(wildcard fewshot/*.py) fewshot/py.typed,../../$(path)) .typing/fewshot/
-
 .DEFAULT_GOAL := help
-.PHONY: help install train test long slow browser fuzz lint bench docs notebooks
+.PHONY: help install train test long slow browser fuzz lint bench docs notebooks links
 
 help:
 	@echo "make train      meta-train on the built-in characters and test (ARGS='--shot 5' passes options on)"
@@ -53,10 +49,14 @@ browser: $(VENV)/.installed-browser
 fuzz: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/fuzz.py $(ARGS)
 
-lint: $(VENV)/.installed-dev
+# Type checkers and the reference do not follow the installation's folder mapping; links show the one package `fewshot`.
+links:
+	@mkdir -p .typing/fewshot
+	@ln -sfn $(foreach path,evaluation inference learners models runners tasks training $(wildcard fewshot/*.py) fewshot/py.typed,../../$(path)) .typing/fewshot/
+
+lint: $(VENV)/.installed-dev links
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	@$(TYPED)
 	$(BIN)/python -m mypy
 
 # Held on one core where the system can do that, so that times are those of a core. Peers: pip install -e '.[peers]'.
@@ -67,8 +67,7 @@ bench: $(VENV)/.installed-bench
 
 # The reference is read from the files, nothing is imported; the variable leaves out an advertisement. Not --quiet, which
 # hides warnings from --strict too.
-docs: $(VENV)/.installed-docs
-	@$(TYPED)
+docs: $(VENV)/.installed-docs links
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 

@@ -7,6 +7,7 @@ of max-pooling is a slow select-and-scatter. What is here is plain JAX, so it ru
 Products may be less exact than float32, sums and all that is stored are not: `precision` is one of PRECISIONS.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 EPSILON = 1e-5  # added to every variance of a batch norm
+WINDOW = 1000  # entries of a window, of images together, that a CPU convolves with fast
 _CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
 
 # What a network's products are rounded to: auto is TF32 on GPUs that have it and float32 elsewhere; the other two make
@@ -81,13 +83,37 @@ def _conv_backward(
     x, kernel = saved
     rest = (kernel.shape[0] - 1 - padding[0], kernel.shape[1] - 1 - padding[1])
     to_x = _convolve(cotangent, kernel[::-1, ::-1].swapaxes(2, 3), rest, precision)
-    # Input channels take the batch's place and images are summed over, with the cotangent as an H x W kernel.
-    image, window = x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3)
-    to_kernel = _convolve(image, window, padding, precision)
-    return to_x, to_kernel.transpose(1, 2, 0, 3)
+    all_at_once = partial(_kernel_gradient, padding=padding, precision=precision)
+    in_parts = partial(_in_parts, all_at_once)
+    return to_x, jax.lax.platform_dependent(x, cotangent, cpu=in_parts, default=all_at_once)
 
 
 _convolve.defvjp(_conv_forward, _conv_backward)
+
+
+def _kernel_gradient(
+    x: Float[Array, "B H W I"], cotangent: Float[Array, "B h w D"], padding: tuple[int, int], precision: str
+) -> Float[Array, "M N I D"]:
+    """Input channels take the batch's place and images are summed over, with the cotangent as an h x w kernel."""
+    found = _convolve(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), padding, precision)
+    return found.transpose(1, 2, 0, 3)
+
+
+def _in_parts(
+    gradient: Callable[[Array, Array], Array], x: Float[Array, "B H W I"], cotangent: Float[Array, "B h w D"]
+) -> Float[Array, "M N I D"]:
+    """The gradient as a sum over a few images at a time, which is up to ten times faster on a CPU.
+
+    XLA's convolution is slow there with a window of many entries, and this one has h w for each image.
+    """
+    images, (rows, columns) = x.shape[0], cotangent.shape[1:3]
+    few = max(WINDOW // (rows * columns), 2)
+    if images <= few:
+        return gradient(x, cotangent)
+    before = (images - 1) // few * few  # the last part may be smaller
+    parts = jax.tree.map(lambda a: a[:before].reshape(-1, few, *a.shape[1:]), (x, cotangent))
+    last = gradient(x[before:], cotangent[before:])
+    return jax.lax.scan(lambda total, part: (total + gradient(*part), None), last, parts)[0]
 
 
 def max_pool(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h w D"]:

@@ -1,5 +1,7 @@
 """Networks: shapes, batch statistics per task, and the fused convolution block against plain layers."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from jax.test_util import check_grads
 from problems import defined
 
 from fewshot import models
-from fewshot.models import backbones
+from fewshot.models import backbones, convolution
 from fewshot.models.backbones import MLP, Conv4, Conv4Maps, ConvBlock, ResidualBlock, ResNet12, TaskBatchNorm
 from fewshot.models.convolution import EPSILON, PRECISIONS, conv3x3, max_pool, norm_relu_pool, pool_first
 from fewshot.models.layers import linear
@@ -104,13 +106,43 @@ def test_convolution_gradients_equal_autodiff(channels):
             np.testing.assert_allclose(got, expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("height", [1, 2, 6])
-def test_second_derivatives_of_a_convolution_equal_those_of_autodiff(height):
-    def of(convolution):
+@pytest.mark.parametrize("images", [2, 3, 4, 7])
+def test_the_gradient_of_a_kernel_is_the_same_in_parts(images, monkeypatch):
+    """Of two images each: one part, and more, the last of one image or of two; float32 sums differ in their order."""
+    monkeypatch.setattr(convolution, "WINDOW", 60)
+    with jax.enable_x64(True):
+        x = jax.random.normal(jax.random.key(7), (images, 6, 5, 3))
+        kernel = jax.random.normal(jax.random.key(8), (3, 3, 3, 4))
+        weights = jax.random.normal(jax.random.key(9), (images, 6, 5, 4))
+        of = lambda convolve: jax.jit(jax.grad(lambda kernel: (weights * jnp.tanh(convolve(x, kernel))).sum()))  # noqa: E731
+        np.testing.assert_allclose(of(conv3x3)(kernel), of(plain_conv)(kernel), rtol=1e-10, atol=1e-10)
+
+
+def test_few_images_make_a_window_on_a_processor_and_all_on_a_gpu():
+    """For a GPU there is no loop; on a processor none where the windows are small, as in second derivatives."""
+
+    def windows(rows, images, platform):
+        """How many images the largest kernel of a convolution has for inputs, and whether there is a loop."""
+        x, kernel = jnp.ones((images, rows, rows, 64)), jnp.ones((3, 3, 64, 64))
+        gradient = jax.jit(jax.grad(lambda kernel: conv3x3(x, kernel).sum()))
+        text = gradient.trace(kernel).lower(lowering_platforms=(platform,)).as_text()
+        sizes = re.findall(rf"stablehlo.convolution.* tensor<{rows}x{rows}x(\d+)x64xf32>\) ->", text)
+        return max(map(int, sizes)), "stablehlo.while" in text
+
+    assert windows(14, 85, "cpu") == (5, True) and windows(28, 85, "cpu") == (2, True)
+    assert windows(3, 85, "cpu") == (85, False)
+    assert windows(14, 85, "cuda") == (85, False)
+
+
+@pytest.mark.parametrize(("height", "window"), [(1, 1000), (2, 1000), (6, 1000), (6, 60)])
+def test_second_derivatives_of_a_convolution_equal_those_of_autodiff(height, window, monkeypatch):
+    monkeypatch.setattr(convolution, "WINDOW", window)
+
+    def of(convolve):
         """Both gradients of a step of descent, as MAML takes it."""
 
         def adapted(x, kernel):
-            loss = lambda x, kernel: (jnp.tanh(convolution(x, kernel)) ** 2).sum()  # noqa: E731
+            loss = lambda x, kernel: (jnp.tanh(convolve(x, kernel)) ** 2).sum()  # noqa: E731
             to_x, to_kernel = jax.grad(loss, argnums=(0, 1))(x, kernel)
             return loss(x - 0.1 * to_x, kernel - 0.1 * to_kernel)
 

@@ -1,8 +1,8 @@
 """What `auto` stands for: one table for all choices that a command line may leave open.
 
 Chosen on validation classes: `docs/results/choices/` has the records, of 400 steps unless they say otherwise, trained
-by the bound unless their commands name an objective. Two values differ from what they choose, a prior scale of 3 (two
-records, by 0.006 and 0.007 nats) and a learning rate of 0.004 (four, by 0.006 to 0.019); docs/comparisons.md says why.
+by the bound unless their pages name an objective. Two values differ from what they choose, a prior scale of 3 (two
+records, by 0.006 and 0.007 nats) and a learning rate of 0.004 (five, by 0.006 to 0.019); docs/comparisons.md says why.
 Keys are the choice that an entry depends on; where a key is missing the entry under None is used.
 """
 
