@@ -1,8 +1,9 @@
-"""Conv4 against the same network in plain layers: forward, and forward with backward, on 85 images of 28x28.
+"""Conv4 against the same network in plain layers: forward, and forward with backward, on images of 28x28.
 
-    python benchmarks/backbone.py [--repeats 20] [--steps 3]
+    python benchmarks/backbone.py [--images 85] [--repeats 20] [--steps 3]
 
-Plain is what one writes first: convolution, batch norm, ReLU, reduce-window pooling, all left to autodiff. Each program
+Plain is what one writes first: convolution, batch norm, ReLU, reduce-window pooling, all left to autodiff. Whole is ours
+with the gradient of a kernel from all images at once, as on a GPU, not as a sum over a few images at a time. Each program
 is compiled first (time printed apart), then all are timed in turns, so that they meet the same load of the machine.
 Training runs steps in a `lax.scan`; --steps is the length of that loop. The plain backward pass in such a loop is timed
 once only: XLA's CPU compiler makes its convolutions' gradients scalar code. PyTorch is compared where it is installed.
@@ -11,14 +12,16 @@ One core: put `taskset -c 0` in front.
 
 import argparse
 import importlib.util
+import sys
 from collections.abc import Callable
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from timing import Run, by_turns
 
-from fewshot.models import Conv4
+from fewshot.models import Conv4, convolution
 from fewshot.models.convolution import EPSILON, max_pool
 
 IMAGES, SHAPE = 85, (28, 28, 1)
@@ -27,15 +30,18 @@ IMAGES, SHAPE = 85, (28, 28, 1)
 def main() -> None:
     """Prints milliseconds (median and minimum) and the ratio of each program to ours."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=IMAGES, help="85: 5-way 1-shot training; 340: 20-way")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
-    report("forward", {"ours": ours(), "plain": plain()}, arguments.repeats)
-    contestants: dict[str, Run] = {"ours": gradient(ours()), "plain": gradient(plain())}
+    programs = {"ours": ours(arguments.images), "plain": plain(arguments.images)}
+    report("forward", dict(programs), arguments.repeats)
+    gradients = {name: gradient(program) for name, program in programs.items()}
+    contestants: dict[str, Run] = gradients | {"whole": whole(gradients["ours"])}
     if has_torch():
-        contestants["torch"] = torch_step()
+        contestants["torch"] = torch_step(arguments.images)
     report("forward and backward, one call", contestants, arguments.repeats)
-    looped = {name: loop(gradient(make()), arguments.steps) for name, make in (("ours", ours), ("plain", plain))}
+    looped: dict[str, Run] = {name: loop(program, arguments.steps) for name, program in gradients.items()}
     report(f"forward and backward, {arguments.steps} steps in a scan", looped, 1)
 
 
@@ -97,6 +103,16 @@ def gradient(program: Program) -> Program:
     weights = jax.random.normal(jax.random.key(1), features)
     objective = jax.grad(lambda parameters, x: (weights * program.apply(parameters, x)).sum())
     return Program(objective, program.parameters, program.x)
+
+
+def whole(program: Program) -> Program:
+    """The same gradient with no sum over parts of the images."""
+
+    def apply(parameters: object, x: jax.Array) -> object:
+        with mock.patch.object(convolution, "WINDOW", sys.maxsize):
+            return program.apply(parameters, x)
+
+    return Program(apply, program.parameters, program.x)
 
 
 def loop(program: Program, steps: int) -> Program:
