@@ -2,9 +2,9 @@
 
     python benchmarks/backbone.py [--images 85] [--repeats 20] [--steps 3]
 
-Plain is what one writes first: convolution, batch norm, ReLU, reduce-window pooling, all left to autodiff. Whole is ours
-with the gradient of a kernel from all images at once, as on a GPU, not as a sum over a few images at a time. Each program
-is compiled first (time printed apart), then all are timed in turns, so that they meet the same load of the machine.
+Plain is what one writes first: convolution, batch norm, ReLU, reduce-window pooling, all left to autodiff. Whole is
+ours with the gradient of a kernel from all images at once, as on a GPU, not as a sum over a few images at a time. Each
+program is compiled first (time printed apart), then all are timed in turns, so that they meet the same load.
 Training runs steps in a `lax.scan`; --steps is the length of that loop. The plain backward pass in such a loop is timed
 once only: XLA's CPU compiler makes its convolutions' gradients scalar code. PyTorch is compared where it is installed.
 One core: put `taskset -c 0` in front.
