@@ -29,7 +29,7 @@ from fewshot.inference import diagnostics
 from fewshot.inference.inner.base import Code, Info
 from fewshot.learners import GaussianProcess
 from fewshot.runners.cli.flags import OneLineParser, count_or_auto, whole_number
-from fewshot.runners.cli.launch import launch
+from fewshot.runners.cli.launch import launch, leave
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import Run, load_run
 from fewshot.training.run_directory import RunError
@@ -158,4 +158,4 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line())
+    leave(command_line())

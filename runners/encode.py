@@ -21,7 +21,7 @@ from fewshot.models.networks import EncoderError, load_encoder
 from fewshot.models.networks.encoders import NAMES, Encoder
 from fewshot.models.networks.torch_weights import WeightsError
 from fewshot.runners.cli.flags import OneLineParser, check_outputs
-from fewshot.runners.cli.launch import launch
+from fewshot.runners.cli.launch import launch, leave
 from fewshot.tasks import DataError
 from fewshot.tasks.feature_cache import FeatureCache
 from fewshot.tasks.files import write_npz
@@ -105,4 +105,4 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line())
+    leave(command_line())

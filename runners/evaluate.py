@@ -5,7 +5,6 @@ python runners/evaluate.py RUN_DIR [--calibrate] [--out-of-episode] [--report FI
 
 import json
 import platform
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +19,7 @@ from fewshot.evaluation.resampling import plain_interval
 from fewshot.evaluation.text import Json, format_seconds
 from fewshot.runners.cli.evaluation import parse
 from fewshot.runners.cli.flags import check_outputs
-from fewshot.runners.cli.launch import launch
+from fewshot.runners.cli.launch import launch, leave
 from fewshot.runners.curve_evaluation import CurveEvaluation, evaluate_curves, is_of_curves
 from fewshot.tasks.corruptions import parse_corruption
 from fewshot.tasks.replacing import replace_bytes, replace_text
@@ -147,4 +146,4 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line())
+    leave(command_line())

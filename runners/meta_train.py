@@ -5,7 +5,6 @@ python runners/meta_train.py [--dataset glyphs] [--shot 1] [...]      every flag
 
 import contextlib
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Required
@@ -17,7 +16,7 @@ from fewshot.learners import TrainsOn
 from fewshot.runners.cli import compilation_cache, processor
 from fewshot.runners.cli.console import one_line_errors, silent_where_asked
 from fewshot.runners.cli.flags import parse
-from fewshot.runners.cli.launch import EXPECTED, nobody_reads, stopped_by
+from fewshot.runners.cli.launch import EXPECTED, leave, nobody_reads, stopped_by
 from fewshot.tasks.curves import has_real_labels
 from fewshot.training import optimisation, processes, run_directory
 from fewshot.training.class_problem import load_class_problem
@@ -146,4 +145,4 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line())
+    leave(command_line())

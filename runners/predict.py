@@ -16,7 +16,6 @@ images a class or more it is then learned from them, by leaving each out and pre
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from fewshot.evaluation.prediction_report import Predicted, csv_text, html_page,
 from fewshot.predicting import KEEP_ACCURACY, predict_folders
 from fewshot.pretrained import DEFAULT, PRETRAINED
 from fewshot.runners.cli.flags import OneLineParser, check_outputs, positive, whole_number
-from fewshot.runners.cli.launch import launch
+from fewshot.runners.cli.launch import launch, leave
 from fewshot.runners.encode import ENCODER_ERRORS
 from fewshot.saving import SavedError
 from fewshot.tasks.replacing import replace_text
@@ -171,4 +170,4 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line())
+    leave(command_line())

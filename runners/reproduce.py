@@ -9,11 +9,10 @@ episodes.npz and predictions.npz.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from fewshot.runners.cli.flags import OneLineParser, count_or_auto, whole_number
-from fewshot.runners.cli.launch import launch
+from fewshot.runners.cli.launch import launch, leave
 from fewshot.runners.studies.reporting import StudyError
 from fewshot.runners.studies.reproduction import COMPARISONS, STUDIES, ReproductionConfig, main, selected
 from fewshot.training.overrides import ConfigError
@@ -64,4 +63,4 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command_line())
+    leave(command_line())

@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fewshot.runners import meta_train
-from fewshot.runners.cli import compilation_cache, processor
+from fewshot.runners.cli import compilation_cache, main, processor
+from fewshot.runners.cli import launch as launch_module
 from fewshot.runners.cli.launch import launch
 
 
@@ -52,3 +55,22 @@ def test_what_goes_well_ends_with_0(monkeypatch, capsys):
         monkeypatch.setattr(module, name, lambda: None)
     assert launch(lambda _: "a table", print, []) == 0
     assert capsys.readouterr().out == "a table\n"
+
+
+@pytest.mark.parametrize(("code", "printed"), [(0, "a line, cleaned up"), (2, "a line, cleaned up"), (143, "a line")])
+def test_after_a_signal_a_program_waits_for_nothing(code, printed):
+    """Python's own exit waits for compiled code that still runs: for the compiler after Ctrl-C."""
+    program = f"""
+import atexit, sys
+from fewshot.runners.cli.launch import leave
+atexit.register(print, ", cleaned up", end="")
+print("a line", end="")
+leave({code})
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, "")
+
+
+@pytest.mark.parametrize("name", [*main.PROGRAMS.values(), "cli/main"])
+def test_every_program_leaves_so(name):
+    assert "leave(" in (Path(launch_module.__file__).parents[1] / f"{name}.py").read_text()

@@ -4,7 +4,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
+
+import jax
 
 from fewshot.runners.cli import compilation_cache, processor
 from fewshot.runners.cli.console import one_line_errors, silent_where_asked
@@ -47,6 +49,18 @@ def stopped_by(stopped: KeyboardInterrupt) -> int:
     """The exit code after Ctrl-C, or a signal that ends the program as that does, which it tells."""
     print(AT_ONCE, file=sys.stderr)
     return 128 + (stopped.number if isinstance(stopped, Stopped) else signal.SIGINT)
+
+
+def leave(code: int) -> NoReturn:
+    """End the program with an exit code; after a signal without what Python does at its exit.
+
+    Compiled code may still be at work, the compiler say: Python would wait for it, a minute for MAML, and fall over it.
+    """
+    if code <= 128 or jax.distributed.is_initialized():  # of several processes none may leave the others alone
+        sys.exit(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def nobody_reads() -> int:

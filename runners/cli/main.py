@@ -33,7 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: expected one of {', '.join(PROGRAMS)}, got {name}; try fewshot --help", file=sys.stderr)
         return 2
     program = importlib.import_module(f"fewshot.runners.{PROGRAMS[name]}")
-    return int(program.command_line(words[1:]))
+    code = int(program.command_line(words[1:]))
+    if arguments is None:  # as a program
+        from fewshot.runners.cli.launch import leave
+
+        leave(code)
+    return code
 
 
 def _completion(words: list[str]) -> int:
