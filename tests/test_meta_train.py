@@ -17,7 +17,9 @@ from fewshot.runners import meta_train
 from fewshot.runners.cli.flags import parse
 from fewshot.training import checkpoint, run_directory, shape_temperature
 from fewshot.training import loop as loop_module
+from fewshot.training.class_problem import ClassProblem
 from fewshot.training.configuration import RunConfig, resolve
+from fewshot.training.curve_problem import CurveProblem
 from fewshot.training.interruption import AT_ONCE
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import load_run
@@ -151,11 +153,21 @@ def test_metrics_tell_the_course_of_training(tiny_run):
 
 def test_the_best_weights_are_exported_with_their_temperature(tiny_run):
     records = [record for record in run_directory.load(tiny_run.path).read_metrics() if "validation_accuracy" in record]
-    best = max(records, key=lambda record: record["validation_accuracy"])  # the first of equals
+    best = max(records, key=lambda record: (record["validation_accuracy"], -record["validation_nll"]))
     model = load_run(tiny_run.path)
     assert model.temperature == best["temperature"] == tiny_run.result["temperature"] != 1
     assert records[0]["step"] == 0 and records[0]["temperature"] == 1  # nothing is learned yet
     assert float(model.learner.deep_kernel.hyperparameters()["log_scale"]) == best["log_scale"]
+
+
+def test_of_weights_equally_accurate_those_with_the_least_nll_are_best():
+    """Where little is learned, a kernel on features of one's own say, accuracy may not move at all."""
+    rows = [(0.4, 1.5), (0.4, 1.4), (0.4, 1.45), (0.3, 0.1)]
+    logged = [{"validation_accuracy": accuracy, "validation_nll": nll} for accuracy, nll in rows]
+    logged.append({"validation_accuracy": 0.4})  # of an old run
+    best = max(range(5), key=lambda i: ClassProblem.selection.value(logged[i]))
+    assert best == 1
+    assert CurveProblem.selection.value(logged[3]) > CurveProblem.selection.value(logged[1])
 
 
 def test_validation_needs_one_program_each(tiny_run):

@@ -163,7 +163,7 @@ def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
     assert_identical(path, tiny_run.path)
     for step, restored in best:
         before = [row for row in rows(path) if row["step"] <= step and "validation_accuracy" in row]
-        assert restored == max(row["validation_accuracy"] for row in before)
+        assert restored == max((row["validation_accuracy"], -row["validation_nll"]) for row in before)
     assert len(best) == 2
 
 

@@ -55,7 +55,7 @@ class Training:
     events: Rows = no_events
     state: PyTree = None
     step: int = 0
-    best: float = -math.inf
+    best: tuple[float, float] = (-math.inf, -math.inf)
     best_step: int = 0
     failures: int = 0
     seconds: float = 0.0

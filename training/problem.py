@@ -3,6 +3,7 @@
 All that the two do differently is said by a `Problem`: class_problem.py and curve_problem.py.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict, cast, runtime_checkable
 
@@ -34,16 +35,19 @@ class Tested(TypedDict, total=False):
 
 
 class Selection(NamedTuple):
-    """Which number of a validation chooses the best weights, whether larger is better, and how it is shown."""
+    """Which number of a validation chooses the best weights, whether larger is better, and how it is shown.
+
+    Of weights with the same number those with the least NLL are the best.
+    """
 
     name: str
     larger: bool
     shown: Callable[[float], str]
 
-    def value(self, row: Mapping[str, object]) -> float:
-        """The number of a row of the log, such that larger is better."""
-        number = cast(float, row[self.name])
-        return number if self.larger else -number
+    def value(self, row: Mapping[str, object]) -> tuple[float, float]:
+        """The number of a row of the log and its NLL, such that larger is better."""
+        number, nll = cast(float, row[self.name]), cast(float, row.get("validation_nll", math.inf))
+        return number if self.larger else -number, -nll
 
 
 @runtime_checkable
