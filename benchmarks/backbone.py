@@ -13,7 +13,7 @@ One core: put `taskset -c 0` in front.
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from unittest import mock
 
 import jax
@@ -35,17 +35,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args()
     programs = {"ours": ours(arguments.images), "plain": plain(arguments.images)}
-    report("forward", dict(programs), arguments.repeats)
+    report("forward", programs, arguments.repeats)
     gradients = {name: gradient(program) for name, program in programs.items()}
     contestants: dict[str, Run] = gradients | {"whole": whole(gradients["ours"])}
     if has_torch():
         contestants["torch"] = torch_step(arguments.images)
     report("forward and backward, one call", contestants, arguments.repeats)
-    looped: dict[str, Run] = {name: loop(program, arguments.steps) for name, program in gradients.items()}
+    looped = {name: loop(program, arguments.steps) for name, program in gradients.items()}
     report(f"forward and backward, {arguments.steps} steps in a scan", looped, 1)
 
 
-def report(title: str, contestants: dict[str, Run], repeats: int) -> None:
+def report(title: str, contestants: Mapping[str, Run], repeats: int) -> None:
     """Compile all, time all in turns, print one line each."""
     times = by_turns(contestants, repeats)
     print(title)

@@ -108,7 +108,7 @@ def test_convolution_gradients_equal_autodiff(channels):
 
 @pytest.mark.parametrize("images", [2, 3, 4, 7])
 def test_the_gradient_of_a_kernel_is_the_same_in_parts(images, monkeypatch):
-    """Of two images each: one part, and more, the last of one image or of two; float32 sums differ in their order."""
+    """Of two images each: one part, and more, the last of one image or of two."""
     monkeypatch.setattr(convolution, "WINDOW", 60)
     with jax.enable_x64(True):
         x = jax.random.normal(jax.random.key(7), (images, 6, 5, 3))

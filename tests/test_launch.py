@@ -1,6 +1,7 @@
 """How command lines end."""
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fewshot.runners import meta_train
+from fewshot.runners import meta_train, predict
 from fewshot.runners.cli import compilation_cache, main, processor
 from fewshot.runners.cli import launch as launch_module
 from fewshot.runners.cli.launch import launch
+from fewshot.training import processes
+from fewshot.training.interruption import Stopped
 
 
 def test_a_reader_that_has_had_enough_ends_the_program_quietly(monkeypatch):
@@ -71,6 +74,25 @@ leave({code})
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, "")
 
 
-@pytest.mark.parametrize("name", [*main.PROGRAMS.values(), "cli/main"])
-def test_every_program_leaves_so(name):
-    assert "leave(" in (Path(launch_module.__file__).parents[1] / f"{name}.py").read_text()
+@pytest.mark.parametrize("name", main.PROGRAMS.values())
+def test_every_program_leaves_with_its_code(name, monkeypatch):
+    def interrupted(*_):
+        raise Stopped(signal.SIGTERM)
+
+    left = []
+    monkeypatch.setattr(launch_module, "launch", lambda *_: 143)
+    monkeypatch.setattr(processes, "connect", interrupted)  # of meta_train.py, which launches itself
+    monkeypatch.setattr(launch_module, "leave", left.append)
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(Path(meta_train.__file__).with_name(f"{name}.py")), run_name="__main__")
+    assert left == [143]
+
+
+def test_the_console_command_leaves_with_the_code_of_its_program(monkeypatch):
+    left = []
+    monkeypatch.setattr(predict, "command_line", lambda words: 143 if words == ["new/"] else 2)
+    monkeypatch.setattr(launch_module, "leave", left.append)
+    assert main.main(["predict", "new/"]) == 143 and left == []
+    monkeypatch.setattr(sys, "argv", ["fewshot", "predict", "new/"])
+    main.main()
+    assert left == [143]

@@ -107,11 +107,6 @@ def test_a_learner_of_fixed_ways_refuses_others(tiny_data, tmp_path):
         evaluate.main(evaluate.EvaluationConfig(str(tmp_path / "run"), way=4, episodes=3, data_root=tiny_data))
 
 
-# Of learners alike one is asked after every change, the others by `make slow`.
-ALIKE = ("relation", "baseline++", "first-order-maml", "chaser", "abml", "nearest-mean")
-CLASSIFIERS = [name for name, made in LEARNERS.items() if made.traits.class_labels]
-
-
 def refusal(command_line, words, capfd):
     """The one line, after warnings, that a command ends with when it refuses."""
     capfd.readouterr()
@@ -123,9 +118,12 @@ def refusal(command_line, words, capfd):
     return printed
 
 
-@pytest.fixture(
-    params=[pytest.param(name, marks=[pytest.mark.slow] if name in ALIKE else []) for name in CLASSIFIERS],
-)
+# Each is like another that is asked after every change; `make slow` asks these too.
+ALIKE = ("relation", "baseline++", "first-order-maml", "chaser", "abml", "nearest-mean")
+CLASSIFIERS = [name for name, made in LEARNERS.items() if made.traits.class_labels]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in ALIKE)) for name in CLASSIFIERS])
 def small_run(request, tiny_data, tmp_path, capfd):
     """A run of each learner of two steps, stopped after the first and resumed; of no step where it learns nothing."""
     name, path = request.param, tmp_path / "run"
