@@ -12,13 +12,10 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import LabelEncoder
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fewshot import saving
@@ -33,8 +30,9 @@ from fewshot.conditioning import (
     fit_task,
     restored,
 )
+from fewshot.contract import in_precision, key_of, unchanged_by_failure, warn_of_lost_digits
 from fewshot.evaluation.selection import kept_at
-from fewshot.groups import groups_of, labels_of, number_of
+from fewshot.groups import groups_of, labels_of, number_of, order_of
 from fewshot.heads import UNKNOWN, Built, GaussianProcessHead, Head, PretrainedHead, TrainedRun
 from fewshot.inference.inner.base import Code
 from fewshot.inputs import (
@@ -144,22 +142,23 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         return cls(head, **{"encoder": head.load().encoder, **parameters})
 
     def fit(self, X: object, y: object) -> "FewShotClassifier":
-        """Condition on labelled examples.
+        """Condition on labelled examples; where that fails, everything stays as it was.
 
         Raises ValueError, in one line, for examples that the learner cannot read, for numbers of examples and labels
         that differ, for labels that are missing or of mixed kinds, and for fewer than two classes; InferenceFailedError
         where the posterior is not finite.
         """
-        labels, pictures = checked_labels(y), given_pictures(X)
-        images = self._images(X, pictures, reset=True)
-        _check_lengths(images, labels)
-        head = _for_task(self._head(), images)
-        built = _built(head, images.shape[3] if holds_features(images.shape) else None)
-        inputs = embed(built.learner, images)
-        if pictures is not None:
-            inputs, labels = _once(inputs, labels)
-        self._learn(self._key(), inputs, labels, built)
-        self.head_, self._fingerprint = head, _fingerprint(head)
+        with unchanged_by_failure(self):
+            labels, pictures = checked_labels(y), given_pictures(X)
+            images = self._images(X, pictures, reset=True)
+            _check_lengths(images, labels)
+            head = _for_task(self._head(), images)
+            built = _built(head, images.shape[3] if holds_features(images.shape) else None)
+            inputs = embed(built.learner, images)
+            if pictures is not None:
+                inputs, labels = _once(inputs, labels)
+            self._learn(key_of(self.random_state), inputs, labels, built)
+            self.head_, self._fingerprint = head, _fingerprint(head)
         return self
 
     def add(self, X: object, y: object) -> "FewShotClassifier":
@@ -355,6 +354,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if len(classes) < 2:
             got = "1 class" if len(classes) else "0 classes"
             raise ValueError(f"expected examples of at least two classes, got {got}; add labelled examples of another")
+        order = order_of(inputs, y)
+        inputs, y = inputs[order], y[order]
         groups = groups_of(y) if self._is_balanced(built) else np.arange(len(y))
         shown = labels_of(y, groups)
         learner = self._drawn(built.learner, len(shown), len(classes))
@@ -376,8 +377,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
             return np.empty((0, *self.built().learner.image_shape), np.uint8)
         if pictures is None:
             table = validate_data(self, X, reset=reset, ensure_min_samples=int(reset))
-            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
-                return np.asarray(table, jnp.result_type(float))[:, None, None]
+            if reset:
+                warn_of_lost_digits(table)
+            return in_precision(table, "X")[:, None, None]
         if self.encoder is not None:
             encoder = named_encoder(self.encoder) if isinstance(self.encoder, str) else self.encoder
             return encoded(encoder, pictures)[:, None, None]
@@ -429,13 +431,6 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
                 wanted = f"a number from {SMALLEST_TEMPERATURE:.2g} to {LARGEST_TEMPERATURE:g}"
                 raise ValueError(f"expected {wanted} as {name}, got {value!r:.40}")
         return TemperaturePrior(float(own), None if fewer is None else float(fewer))
-
-    def _key(self) -> Key[Array, ""]:
-        """The key of the seed; of a random generator, or of None, one of a number that it draws."""
-        generator, seed = check_random_state(self.random_state), self.random_state
-        if not isinstance(seed, int | np.integer):
-            seed = generator.randint(np.iinfo(np.int32).max)
-        return jax.random.key(np.uint32(seed))
 
     def _described(self) -> saving.About:
         """What a file says beside the arrays."""

@@ -12,6 +12,20 @@ from jaxtyping import Array, Int, Shaped
 from fewshot.learners.task_temperature import FOLDS, Without, left_out
 
 
+def order_of(inputs: Shaped[np.ndarray, "N ..."], y: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+    """An order of labelled inputs that is the same however they were given: by class, then by what they show.
+
+    Which examples are left out together, and which are averaged, goes by it; so no answer depends on the order of rows.
+    Within a class it is a fixed shuffle of the order along a fixed direction, so neighbours have nothing in common, and
+    rounding of the inputs does not change it.
+    """
+    rows = np.asarray(inputs, np.float64).reshape(len(inputs), -1)
+    along = rows @ np.random.default_rng(0).normal(size=rows.shape[1])
+    order = np.lexsort((along, y))
+    own = [order[y[order] == k] for k in range(y.max() + 1)]
+    return np.concatenate([np.random.default_rng(len(rows)).permutation(rows) for rows in own])
+
+
 def groups_of(y: Int[np.ndarray, " N"], most: int | None = None) -> Int[np.ndarray, " N"]:
     """The group [N] of each example with labels 0..C-1, from 0: `most` of a class, None for as many as the rarest has.
 

@@ -1,10 +1,12 @@
 """The scikit-learn estimator of numbers: a few labelled points in, normal predictions out.
 
-regressor = FewShotRegressor().fit(X, y)                   a Gaussian process, its hyper-parameters by evidence
+regressor = FewShotRegressor().fit(X, y)                   a Gaussian process, averaged over its hyper-parameters
 regressor = FewShotRegressor.from_run("runs/sinusoids").fit(X, y)
 mean, deviation = regressor.predict(more, return_std=True)
 """
 
+import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,55 +14,69 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Key, PyTree
-from scipy.optimize import minimize
+from jaxtyping import Array, Bool, Float, Key, PyTree
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fewshot import models
-from fewshot.conditioning import CHUNK, InferenceFailedError
-from fewshot.inference import INFERENCE
-from fewshot.inference.inner.base import Code
+from fewshot.conditioning import CHUNK, InferenceFailedError, bucket
+from fewshot.contract import Scaling, in_precision, key_of, seed_of, unchanged_by_failure, warn_of_lost_digits
+from fewshot.groups import padded
+from fewshot.inference import INFERENCE, few_points
+from fewshot.inference.few_points import Labelled, Process
+from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners import GaussianProcess, Learner
 from fewshot.learners.base import apply
 from fewshot.models.backbones import Identity
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.kernels import Kernel
 from fewshot.models.likelihoods import Normal
-from fewshot.models.process import LatentProcess
-from fewshot.models.regression import regress
 from fewshot.tasks.curves import has_real_labels
 from fewshot.training.run import load_run
 
 __all__ = ["FewShotRegressor"]
 
-# Of labels with mean 0 and variance 1: where the search for the hyper-parameters begins, and how far each may go from
-# there, in nats. The least noise variance, exp(-9.2) = 1e-4, keeps single precision sound.
-START, REACH = {"log_scale": 0.0, "log_noise": -2.3}, {"log_scale": 6.9, "log_noise": 6.9}
-LENGTHSCALE_REACH = 4.6
-NOISES = (-2.3, -6.9)  # starts of log_noise, of which the better end is kept
+MOST_AVERAGED = 200  # rows up to which hyper-parameters are averaged over, unless told otherwise
 
 
-class Found(NamedTuple):
-    """Hyper-parameters of largest evidence, log s2 of the noise, and the log evidence."""
+class Fitted(NamedTuple):
+    """What `fit` keeps: rows, the learner that was given or the process that was found, the labels' scaling, a seed."""
 
-    hyper: dict[str, float]
-    log_noise: float
-    log_evidence: float
+    x: Float[np.ndarray, "N D"]
+    y: Float[np.ndarray, " N"]
+    chosen: Learner | Process
+    scaling: Scaling
+    seed: int
+
+    @property
+    def labelled(self) -> Labelled:
+        """The rows with scaled labels, padded, so that few numbers of rows compile anything."""
+        rows = len(self.y)
+        transductive = isinstance(self.chosen, Learner) and self.chosen.traits.transductive
+        size = rows if transductive else bucket(rows, 1)[0]
+        y = (self.y - self.scaling.centre) / self.scaling.unit
+        return Labelled(padded(self.x, size), padded(y, size), np.arange(size) < rows)
+
+    @property
+    def precision(self) -> AbstractContextManager:
+        """Double for a process, that of the learner."""
+        return jax.enable_x64(True) if isinstance(self.chosen, Process) else nullcontext()
 
 
 class FewShotRegressor(RegressorMixin, BaseEstimator):
     """Few-shot regression in scikit-learn's contract: exact Gaussian-process regression, or a trained learner.
 
-    learner: a `Learner` with real labels, which sees X and y as they are; None for a Gaussian process whose scale,
-    length-scale and noise have the largest marginal likelihood of the labelled points. That one sees y centred and
-    divided by its standard deviation; predictions are in y's own unit. kernel: a name of `KERNELS` or a `Kernel`, which
-    needs no statistics of features. noise: a variance in y's unit squared that is taken as it is; None to find it, at
-    least 1e-4 of the variance of y. kernel and noise belong to learner=None. random_state: the seed of learners that
-    draw.
+    learner: a `Learner` with real labels, which sees X and y as they are; None for a Gaussian process. That one sees y
+    centred and divided by its standard deviation, in double precision; predictions are in y's own unit. kernel: a name
+    of `KERNELS` or a `Kernel`, which needs no statistics of features. noise: a variance in y's unit squared that is
+    known; None to learn it. average: True predicts with the mean over the posterior of scale, length-scale and noise,
+    under weak priors (docs/regression.md); False with those of largest marginal likelihood, as scikit-learn's
+    `GaussianProcessRegressor` does, whose intervals are too narrow where points are few; None averages up to 200 rows.
+    kernel, noise and average belong to learner=None. random_state: the seed of learners that draw, and of the average.
 
-    X is a table [N, D], y numbers [N]. After `fit`: n_features_in_, log_marginal_likelihood_ (of y, learner=None), and
-    code_, the inference's result code.
+    X is a table [N, D], y numbers [N]. After `fit`: n_features_in_, log_marginal_likelihood_ (of y, learner=None; where
+    it averages, of the priors too), hyperparameters_ (of labels with mean 0 and variance 1, learner=None; the mean of
+    their logs), and code_, the inference's result code.
     """
 
     def __init__(
@@ -69,9 +85,11 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         *,
         kernel: str | Kernel = "rbf",
         noise: float | None = None,
-        random_state: int = 0,
+        average: bool | None = None,
+        random_state: int | np.random.RandomState | None = 0,
     ):
-        self.learner, self.kernel, self.noise, self.random_state = learner, kernel, noise, random_state
+        self.learner, self.kernel, self.noise = learner, kernel, noise
+        self.average, self.random_state = average, random_state
 
     @classmethod
     def from_run(cls, run_dir: str | Path, **parameters: Any) -> "FewShotRegressor":
@@ -82,20 +100,21 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         return cls(run.learner, **parameters)
 
     def fit(self, X: object, y: object) -> "FewShotRegressor":
-        """Condition on labelled points.
+        """Condition on labelled points; where that fails, everything stays as it was.
 
-        Raises ValueError, in one line, for what is no table of numbers or no labels of it, and for a kernel or noise
-        that makes no sense; InferenceFailedError where the posterior is not finite.
+        Raises ValueError, in one line, for what is no table of numbers or no labels of it, for numbers that are too
+        large, and for a parameter that makes no sense; InferenceFailedError where the posterior is not finite.
         """
-        x, labels = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
-        labels = np.asarray(column_or_1d(labels), np.float64)
-        self._x, self._y, self._found = x, labels, None
-        self._centre, self._unit = 0.0, 1.0
-        if self.learner is None:
-            self._centre, self._unit = float(labels.mean()), float(labels.std()) or 1.0
-            self._found = self._search()
-            self.log_marginal_likelihood_ = self._found.log_evidence - len(labels) * np.log(self._unit)
-        self._condition()
+        with unchanged_by_failure(self):
+            x, labels = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+            labels = np.asarray(column_or_1d(labels), np.float64)
+            seed = seed_of(self.random_state)
+            if self.learner is None:
+                self._fitted = self._found(x, labels, seed)
+            else:
+                warn_of_lost_digits(x)
+                self._fitted = Fitted(x, labels, self._given(x.shape[1]), Scaling(np.zeros(()), np.ones(())), seed)
+            self._task, self.code_ = _conditioned(self._fitted)
         return self
 
     def predict(
@@ -104,89 +123,82 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         """Means [Q] of new labels, and with return_std their standard deviations [Q], noise included."""
         check_is_fitted(self)
         x = validate_data(self, X, reset=False, dtype=np.float64)
-        learner, state, key = self._conditioned()
-        size = len(x) if learner.traits.transductive else CHUNK
-        parts = [self._chunk(learner, state, key, x, start, size) for start in range(0, len(x), size)]
+        if not hasattr(self, "_task"):  # it was in a pickle
+            self._task, _ = _conditioned(self._fitted)
+        fitted = self._fitted
+        whole = isinstance(fitted.chosen, Learner) and fitted.chosen.traits.transductive
+        size = len(x) if whole else CHUNK
+        with fitted.precision:
+            parts = [self._chunk(x[start : start + size], size) for start in range(0, len(x), size)]
         mean, deviation = (np.concatenate(each)[: len(x)].astype(np.float64) for each in zip(*parts, strict=True))
-        mean, deviation = self._centre + self._unit * mean, self._unit * deviation
+        mean, deviation = fitted.scaling.centre + fitted.scaling.unit * mean, fitted.scaling.unit * deviation
         return (mean, deviation) if return_std else mean
 
     @property
     def learner_(self) -> Learner:
-        """The learner, at the hyper-parameters that were found."""
+        """The learner; of a process, a Gaussian process at `hyperparameters_`."""
         check_is_fitted(self)
-        return self._conditioned()[0]
+        chosen = self._fitted.chosen
+        return chosen if isinstance(chosen, Learner) else _learner_at(chosen, self.n_features_in_)
+
+    @property
+    def hyperparameters_(self) -> dict[str, float]:
+        """Scale, length-scale and noise of a process by name, in logs."""
+        check_is_fitted(self)
+        if isinstance(self._fitted.chosen, Learner):
+            raise AttributeError("expected learner=None for hyperparameters_; a learner has its own")
+        return self._fitted.chosen.hyper
 
     def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_x")
+        return hasattr(self, "_fitted")
 
     def __getstate__(self) -> dict[str, object]:
         """What a pickle holds: no posterior, which is found again."""
         return {name: value for name, value in super().__getstate__().items() if name != "_task"}
 
-    def _conditioned(self) -> tuple[Learner, PyTree, Key[Array, ""]]:
-        if not hasattr(self, "_task"):
-            self._condition()
-        return self._task
+    def _chunk(self, x: np.ndarray, size: int) -> tuple[Array, Array]:
+        """Means and deviations of rows filled up to a size: nothing is compiled twice, no query knows another."""
+        fitted, new = self._fitted, padded(x, size)
+        if isinstance(fitted.chosen, Process):
+            found = fitted.chosen.predict(fitted.labelled, self._task, new)
+            return found.mean, jnp.sqrt(found.variance)
+        _, key = jax.random.split(key_of(fitted.seed))
+        return apply(_predicted, fitted.chosen, (), key, self._task, in_precision(new, "X"))
 
-    def _condition(self) -> None:
-        learner = self._built(self._x.shape[1])
-        fit_key, predict_key = jax.random.split(jax.random.key(self.random_state))
-        y = _numbers((self._y - self._centre) / self._unit)
-        state, code = apply(_fitted, learner, (), fit_key, _numbers(self._x), y)
-        if code == Code.NON_FINITE:
-            raise InferenceFailedError("the posterior is not finite; remove extreme values, or raise noise")
-        self._task, self.code_ = (learner, state, predict_key), Code(int(code))
+    def _given(self, width: int) -> Learner:
+        if not isinstance(self.learner, Learner) or not self.learner.traits.real_labels:
+            raise ValueError(f"expected a Learner with real labels as learner, got {self.learner!r:.80}")
+        if self.learner.image_shape != (1, 1, width):
+            raise ValueError(f"expected {self.learner.image_shape[-1]} features, as the learner has, got {width}")
+        return self.learner
 
-    def _chunk(
-        self, learner: Learner, state: PyTree, key: Array, x: np.ndarray, start: int, size: int
-    ) -> tuple[Array, Array]:
-        """Means and deviations of a chunk of a fixed size: nothing is compiled twice, no query knows another."""
-        rows = np.minimum(np.arange(start, start + size), len(x) - 1)
-        return apply(_predicted, learner, (), key, state, _numbers(x[rows]))
-
-    def _built(self, width: int) -> Learner:
-        if self.learner is not None:
-            if not isinstance(self.learner, Learner) or not self.learner.traits.real_labels:
-                raise ValueError(f"expected a Learner with real labels as learner, got {self.learner!r:.80}")
-            if self.learner.image_shape != (1, 1, width):
-                raise ValueError(f"expected {self.learner.image_shape[-1]} features, as the learner has, got {width}")
-            return self.learner
-        assert self._found is not None
-        network = DeepKernel(Identity((1, 1, width)), plain_kernel(self.kernel), rngs=nnx.Rngs(0), classes=1)
-        for name, value in self._found.hyper.items():
-            network.hyper[name][...] = jnp.asarray(value, jnp.result_type(float))
-        learner = GaussianProcess(network, Normal(1.0), INFERENCE["exact"])
-        # Not the start of the likelihood, which is static: another one would compile everything anew.
-        learner.likelihood_parameters["log_noise"][...] = jnp.asarray(self._found.log_noise, jnp.result_type(float))
-        return learner
-
-    def _search(self) -> Found:
-        """The hyper-parameters by L-BFGS-B from each of NOISES, or at the noise that was given."""
-        kernel, x = plain_kernel(self.kernel), _numbers(self._x)
-        y = _numbers((self._y - self._centre) / self._unit)
-        start = {**{name: 0.0 for name in kernel.initial()}, **START}
-        if "log_lengthscale" in start:
-            start["log_lengthscale"] = _typical_distance(self._x)
-        reach = {name: REACH.get(name, LENGTHSCALE_REACH) for name in start}
-        bounds = {name: (value - reach[name], value + reach[name]) for name, value in start.items()}
-        noises = list(NOISES)
-        if self.noise is not None:
-            noises = [float(np.log(_positive(self.noise)) - 2 * np.log(self._unit))]
-            bounds["log_noise"] = (noises[0], noises[0])
-        names = tuple(start)
-
-        def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = _evidence_and_slope(kernel, names, jnp.asarray(point, x.dtype), x, y)
-            return -float(value), -np.asarray(slope, np.float64)
-
-        ends = []
-        for noise in noises:
-            first = np.array([*({**start, "log_noise": noise}).values()])
-            ends.append(minimize(loss, first, jac=True, method="L-BFGS-B", bounds=list(bounds.values())))
-        best = min(ends, key=lambda end: float(end.fun))
-        found = dict(zip(names, best.x.tolist(), strict=True))
-        return Found({name: found[name] for name in kernel.initial()}, found["log_noise"], -float(best.fun))
+    def _found(self, x: np.ndarray, labels: np.ndarray, seed: int) -> Fitted:
+        """The process of labels, by the average or the search."""
+        kernel, average = plain_kernel(self.kernel), self.average
+        if average is not None and not isinstance(average, bool | np.bool_):
+            raise ValueError(f"expected True, False or None as average, got {average!r:.40}")
+        Scaling.of(x, "X")
+        scaling = Scaling.of(labels, "y", fewer=1)
+        if not np.ptp(labels) > 0:
+            warnings.warn(
+                f"expected labels that differ, got {len(labels)} of {labels[0]:.6g}: nothing tells how far others may "
+                "lie, so deviations are a guess; give more labels",
+                stacklevel=3,
+            )
+        noise = None if self.noise is None else _positive(self.noise) / float(scaling.unit) ** 2
+        empty = Fitted(x, labels, Process(kernel, np.empty((0, 0)), np.empty(0), 0.0, 0.0), scaling, seed)
+        with empty.precision:
+            try:
+                if len(labels) <= MOST_AVERAGED if average is None else average:
+                    found = few_points.averaged(kernel, empty.labelled, noise, seed)
+                else:
+                    found = few_points.maximised(kernel, empty.labelled, noise)
+            except FloatingPointError as error:
+                raise InferenceFailedError(
+                    "no hyper-parameters have a finite evidence; remove extreme values, or raise noise"
+                ) from error
+        self.log_marginal_likelihood_ = found.log_evidence - len(labels) * float(np.log(scaling.unit))
+        return empty._replace(chosen=found)
 
 
 def plain_kernel(chosen: str | Kernel) -> Kernel:
@@ -199,20 +211,29 @@ def plain_kernel(chosen: str | Kernel) -> Kernel:
     return chosen
 
 
-def _evidence(kernel: Kernel, names: tuple[str, ...], point: Array, x: Array, y: Array) -> Array:
-    """log N(y; 0, K + s2 I) at hyper-parameters by their names (P2)."""
-    values = dict(zip(names, point, strict=True))
-    noise = jnp.exp(values.pop("log_noise"))
-    return regress(LatentProcess(kernel, values).prior(x, 1), y, noise).log_evidence
+def _conditioned(fitted: Fitted) -> tuple[PyTree, Code]:
+    """The posterior. Raises InferenceFailedError where it is not finite."""
+    data = fitted.labelled
+    with fitted.precision:
+        if isinstance(fitted.chosen, Process):
+            state, code = fitted.chosen.condition(data), Code.OK
+        else:
+            key, _ = jax.random.split(key_of(fitted.seed))
+            x, y = in_precision(data.x, "X"), in_precision(data.y, "y")
+            state, code = apply(_conditioned_on, fitted.chosen, (), key, x, y, data.present)
+    if code == Code.NON_FINITE:
+        raise InferenceFailedError("the posterior is not finite; remove extreme values, or raise noise")
+    return state, Code(int(code))
 
 
-_evidence_and_slope = jax.jit(jax.value_and_grad(_evidence, argnums=2), static_argnums=(0, 1))
-
-
-def _typical_distance(x: np.ndarray) -> float:
-    """Log of the root mean square distance of two points, of inputs divided by the root of their number."""
-    square = 2 * float(np.mean(x.var(axis=0)))
-    return 0.5 * float(np.log(square)) if square > 0 else 0.0
+def _learner_at(process: Process, width: int) -> Learner:
+    network = DeepKernel(Identity((1, 1, width)), process.kernel, rngs=nnx.Rngs(0), classes=1)
+    values = {name: jnp.asarray(value, jnp.result_type(float)) for name, value in process.hyper.items()}
+    learner = GaussianProcess(network, Normal(1.0), INFERENCE["exact"])
+    learner.likelihood_parameters["log_noise"][...] = values.pop("log_noise")
+    for name, value in values.items():
+        network.hyper[name][...] = value
+    return learner
 
 
 def _positive(noise: object) -> float:
@@ -221,14 +242,10 @@ def _positive(noise: object) -> float:
     return float(noise)
 
 
-def _numbers(values: np.ndarray) -> Array:
-    return jnp.asarray(values, jnp.result_type(float))
+def _conditioned_on(learner: Learner, key: Key[Array, ""], x: Array, y: Array, present: Bool[Array, " N"]) -> PyTree:
+    return learner.fit(key, learner.embed(x[:, None, None]), y, 1, Mask(present, jnp.ones(1, bool)))
 
 
-def _fitted(learner: Learner, key: Array, x: Array, y: Array) -> tuple[PyTree, Array]:
-    return learner.fit(key, learner.embed(x[:, None, None]), y, 1)
-
-
-def _predicted(learner: Learner, key: Array, state: PyTree, x: Array) -> tuple[Array, Array]:
+def _predicted(learner: Learner, key: Key[Array, ""], state: PyTree, x: Array) -> tuple[Array, Array]:
     found = learner.predict(key, state, learner.embed(x[:, None, None])).distribution
     return found.mean, jnp.sqrt(found.variance)

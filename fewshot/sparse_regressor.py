@@ -16,6 +16,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fewshot.conditioning import InferenceFailedError
+from fewshot.contract import Scaling, seed_of, unchanged_by_failure
 from fewshot.inference import many_points
 from fewshot.inference.by_rows import ByRows
 from fewshot.inference.many_points import Exact, Features, Inducing, Method
@@ -56,19 +57,6 @@ METHODS: Mapping[str, Choice] = {
 }
 
 
-class Scaling(NamedTuple):
-    """Where columns [D] or targets [] are centred, and their unit: 1 for what never changes."""
-
-    centre: Float[np.ndarray, "*D"]
-    unit: Float[np.ndarray, "*D"]
-
-    @classmethod
-    def of(cls, values: Float[np.ndarray, "N *D"]) -> "Scaling":
-        """Mean and standard deviation."""
-        varies = np.ptp(values, axis=0) > 0
-        return cls(np.asarray(values.mean(axis=0)), np.where(varies, values.std(axis=0), 1.0))
-
-
 class SparseRegressor(RegressorMixin, BaseEstimator):
     """Gaussian-process regression for many rows in scikit-learn's contract; every input has a weight that is learned.
 
@@ -103,29 +91,30 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         steps: int | None = None,
         rate: float = 0.03,
         batch: int = 512,
-        random_state: int = 0,
+        random_state: int | np.random.RandomState | None = 0,
     ):
         self.kernel, self.method, self.inducing, self.learning_rows = kernel, method, inducing, learning_rows
         self.steps, self.rate, self.batch, self.random_state = steps, rate, batch, random_state
 
     def fit(self, X: object, y: object) -> "SparseRegressor":
-        """Learn the hyper-parameters, then condition on all rows.
+        """Learn the hyper-parameters, then condition on all rows; where that fails, everything stays as it was.
 
-        Raises ValueError, in one line, for what is no table of numbers or no targets of it, and for parameters that
-        make no sense; InferenceFailedError where the posterior is not finite.
+        Raises ValueError, in one line, for what is no table of numbers or no targets of it, for numbers that are too
+        large, and for parameters that make no sense; InferenceFailedError where the posterior is not finite.
         """
-        x, targets = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
-        targets = np.asarray(column_or_1d(targets), np.float64)
-        method, steps = self._chosen(*x.shape)
-        self._inputs, self._target = Scaling.of(x), Scaling.of(targets)
-        scaled = (x - self._inputs.centre) / self._inputs.unit, (targets - self._target.centre) / self._target.unit
-        with jax.enable_x64(True):
-            method, self._fitted, bound = self._learned(method, steps, *scaled)
-        if not np.isfinite(bound):
-            raise InferenceFailedError("the posterior is not finite; remove extreme values, or lower rate")
-        self.bound_ = bound - len(x) * float(np.log(self._target.unit))
-        self._method = method
-        self.noise_ = float(np.exp(self.parameters_.log_noise) * self._target.unit**2)
+        with unchanged_by_failure(self):
+            x, targets = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
+            targets = np.asarray(column_or_1d(targets), np.float64)
+            seed = seed_of(self.random_state)
+            method, steps = self._chosen(len(x), x.shape[1], seed)
+            self._inputs, self._target = Scaling.of(x, "X"), Scaling.of(targets, "y")
+            scaled = (x - self._inputs.centre) / self._inputs.unit, (targets - self._target.centre) / self._target.unit
+            with jax.enable_x64(True):
+                self._method, self._fitted, bound = self._learned(method, steps, *scaled, seed)
+            if not np.isfinite(bound):
+                raise InferenceFailedError("the posterior is not finite; remove extreme values, or lower rate")
+            self.bound_ = bound - len(x) * float(np.log(self._target.unit))
+            self.noise_ = float(np.exp(self.parameters_.log_noise) * self._target.unit**2)
         return self
 
     def predict(
@@ -185,11 +174,11 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         return jax.tree.map(np.asarray, ask(self._method, *self._fitted, jnp.asarray(rows)))
 
     def _learned(
-        self, method: Method, steps: int, x: np.ndarray, y: np.ndarray
+        self, method: Method, steps: int, x: np.ndarray, y: np.ndarray, seed: int
     ) -> tuple[Method, tuple[Parameters, PyTree], float]:
         """The method as it predicts, parameters with the posterior's state, and the bound of all rows."""
-        key = jax.random.key(self.random_state)
-        order = np.random.default_rng(self.random_state).permutation(len(x))
+        key = jax.random.key(seed)
+        order = np.random.default_rng(seed).permutation(len(x))
         every = jnp.asarray(x[order]), jnp.asarray(y[order])
         if METHODS[self.method].batches:
             assert isinstance(method, Inducing)
@@ -208,7 +197,7 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         posterior = many_points.condition(method, found, *every)
         return method, (found, posterior.state), float(posterior.bound)
 
-    def _chosen(self, rows: int, columns: int) -> tuple[Method, int]:
+    def _chosen(self, rows: int, columns: int, seed: int) -> tuple[Method, int]:
         if self.method not in METHODS:
             raise ValueError(f"expected one of {', '.join(METHODS)} as method, got {self.method!r:.40}")
         for name in ("inducing", "learning_rows", "steps", "batch"):
@@ -225,7 +214,7 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         if self.method in ("grid", "iterative") and min(rows, self.learning_rows or rows) > MOST_EXACT:
             got = "None" if self.learning_rows is None else f"{self.learning_rows:,}"
             raise ValueError(f"expected at most {MOST_EXACT:,} as learning_rows for {self.method}, got {got}")
-        return choice.make(kernel, self.inducing, self.random_state), self.steps or choice.steps
+        return choice.make(kernel, self.inducing, seed), self.steps or choice.steps
 
 
 def _whole(name: str, value: object, optional: bool) -> None:

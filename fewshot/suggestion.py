@@ -31,7 +31,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from fewshot.conditioning import CHUNK, FittedTask
-from fewshot.groups import groups_of
+from fewshot.groups import groups_of, order_of
 from fewshot.learners.task_temperature import single
 
 PATHS = 16  # outcomes of the labels chosen so far that are followed
@@ -145,6 +145,13 @@ def extended(
     found = []
     for number in np.flatnonzero(weights):
         task, y = paths[number // each.shape[1]].task, np.array([number % each.shape[1]], np.int32)
-        groups = groups_of(np.append(task.y, y)) if regroup else None
+        groups = _grouped(np.concatenate([task.inputs, x]), np.append(task.y, y)) if regroup else None
         found.append(Path(weights[number], task.with_labels(x, y, groups)))
     return found
+
+
+def _grouped(inputs: Shaped[np.ndarray, "N ..."], y: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
+    """The groups that these labelled inputs have once they are fitted."""
+    order, groups = order_of(inputs, y), np.empty(len(y), int)
+    groups[order] = groups_of(y[order])
+    return groups

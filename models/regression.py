@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from fewshot.models.gaussian import (
     DiagonalPosterior,
@@ -51,17 +51,20 @@ def noise_scale(y: Float[Array, " N"], noise: Noise) -> Float[Array, ""]:
 
 
 @highest_precision
-def regress(prior: GaussianPrior, y: Float[Array, " N"], noise: Noise) -> Regression:
+def regress(
+    prior: GaussianPrior, y: Float[Array, " N"], noise: Noise, present: Bool[Array, " N"] | None = None
+) -> Regression:
     """Exact posterior of f and log p(y) = -1/2 [(y - a).alpha + log|B| + sum_n log(2 pi s2_n)] (P2).
 
-    alpha is (K + s2 I)^-1 (y - a) by (G4), and |K + s2 I| = |B| prod_n s2_n by (G1): the same number as (G6) plus
-    `noise_scale`, without the cancellation of their terms y^2 / s2.
+    present: the labels that are real, None for all; the others say nothing. alpha is (K + s2 I)^-1 (y - a) by (G4), and
+    |K + s2 I| = |B| prod_n s2_n by (G1): the same number as (G6) plus `noise_scale`, without the cancellation of their
+    terms y^2 / s2.
     """
-    sites = noise_sites(y, noise)
-    posterior = sites.condition(prior)
+    real = jnp.ones(y.shape, bool) if present is None else present
+    posterior = noise_sites(y, noise).masked(real[None]).condition(prior)
     residual = y - prior.mean[0]
-    determinant = -jnp.sum(jnp.log(sites.precision)) + posterior.log_determinant
-    value = jnp.sum(residual * posterior.alpha[0]) + determinant + y.shape[0] * jnp.log(2 * jnp.pi)
+    logs = jnp.log(2 * jnp.pi * jnp.broadcast_to(jnp.asarray(noise, y.dtype), y.shape))
+    value = jnp.sum(residual * posterior.alpha[0]) + posterior.log_determinant + jnp.sum(jnp.where(real, logs, 0.0))
     return Regression(posterior, -0.5 * value)
 
 

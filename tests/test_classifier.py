@@ -176,7 +176,7 @@ def test_examples_and_labels_that_are_none_are_refused_in_one_line():
         ("scans", labels, "expected a list of paths, got 'scans'"),
         (["no.png"] * len(labels), labels, r"expected features \[N, D\], got pictures; give an encoder"),
         (np.zeros((len(labels), 8, 8, 3), np.uint8), labels, r"expected features \[N, D\], got pictures"),
-        (np.full_like(features, 1e300), labels, "expected finite numbers as the images, got values from inf to inf"),
+        (np.full_like(features, 1e300), labels, r"expected numbers below 3.4e\+38 as X, got 1e\+300; use another unit"),
     ]
     for X, y, message in cases:
         with pytest.raises(ValueError, match=message) as caught:
@@ -356,6 +356,27 @@ def test_answers_say_what_is_kept():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("counts", [(4, 4, 4), (7, 3, 5)])
+@pytest.mark.parametrize("kernel", ["cosine", "rbf"])
+def test_the_order_of_rows_changes_nothing(counts, kernel):
+    """Neither which examples are left out together for the task's temperature, nor which are shown as means."""
+    features, labels = clusters(count=7)
+    rows = np.concatenate(
+        [np.flatnonzero(labels == name)[:count] for name, count in zip(np.unique(labels), counts, strict=True)]
+    )
+    x, y = features[rows], labels[rows]
+    head = GaussianProcessHead(kernel=kernel)
+    expected = FewShotClassifier(head).fit(x, y)
+    assert len(expected.temperatures_.temperatures) > 1
+    for seed in range(3):
+        order = np.random.default_rng(seed).permutation(len(y))
+        found = FewShotClassifier(head).fit(x[order], y[order])
+        np.testing.assert_array_equal(found.predict_proba(features), expected.predict_proba(features))
+    half = len(y) // 2
+    grown = FewShotClassifier(head).fit(x[order[:half]], y[order[:half]]).add(x[order[half:]], y[order[half:]])
+    np.testing.assert_array_equal(grown.predict_proba(features), expected.predict_proba(features))
+
+
 def test_labels_are_added_without_the_old_images(tiny_run, monkeypatch):
     images = np.random.default_rng(0).integers(0, 256, (9, 16, 16, 1)).astype(np.uint8)
     fitted = FewShotClassifier.from_run(tiny_run.path).fit(images[:6], list("aabbcc"))

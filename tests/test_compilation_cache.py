@@ -50,9 +50,29 @@ def settings(monkeypatch, tmp_path):
     before = {name: jax.config.values[name] for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    for name in names[1:]:
+        monkeypatch.delenv(name.upper(), raising=False)
     yield
+    for name in names[1:]:
+        os.environ.pop(name.upper(), None)
     for name, value in before.items():
         jax.config.update(name, value)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_processes_that_start_from_here_keep_theirs_too(settings, tmp_path, monkeypatch, own):
+    """As joblib's do; where a user named a folder, there."""
+    if own:
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "own"))
+    folder = compilation_cache.keep_programs()
+    code = (
+        "import jax; values = jax.config.values; "
+        "print(values['jax_compilation_cache_dir'], values['jax_persistent_cache_min_compile_time_secs'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(folder), "0.2"]
+    assert (folder == tmp_path / "own") is own
 
 
 def test_the_folder_is_in_the_user_cache(settings, tmp_path):

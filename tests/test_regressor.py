@@ -1,11 +1,13 @@
 """FewShotRegressor: scikit-learn's contract, its own regressor's numbers, and learners of run folders."""
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 from problems import double
 from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.model_selection import GridSearchCV
@@ -28,11 +30,12 @@ def curve(points=25, seed=0, noise=0.1):
 
 @double
 def test_it_finds_what_scikit_learn_finds():
-    """The same evidence, hyper-parameters and predictions, in y's own unit."""
+    """The same evidence, hyper-parameters and predictions, in y's own unit, where it does not average."""
     x, y = curve()
-    found = FewShotRegressor().fit(x, y)
+    found = FewShotRegressor(average=False).fit(x, y)
     kernel = ConstantKernel(1.0) * RBF(1.0) + WhiteKernel(0.1)
     other = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=0).fit(x, y)
+    # The labels are divided by a deviation of another divisor: the same process but for where the search ends.
     expected = other.log_marginal_likelihood_value_ - len(y) * np.log(y.std())
     np.testing.assert_allclose(found.log_marginal_likelihood_, expected, atol=1e-5)
     new = np.linspace(-4, 4, 70)[:, None]  # more than a chunk
@@ -42,11 +45,11 @@ def test_it_finds_what_scikit_learn_finds():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("regressor", [FewShotRegressor, SparseRegressor])
-def test_other_labels_of_as_many_points_compile_nothing(regressor, compiled):
-    for seed in (0, 1):
+@pytest.mark.parametrize("regressor, other", [(FewShotRegressor, 25), (SparseRegressor, 20)])
+def test_other_labels_compile_nothing(regressor, other, compiled):
+    for seed, points in ((0, 20), (1, other)):
         compiled()
-        x, y = curve(20, seed)
+        x, y = curve(points, seed)
         regressor().fit(x, y).predict(2 * x, return_std=True)
         assert bool(compiled()) == (seed == 0)
 
@@ -55,7 +58,7 @@ def test_other_labels_of_as_many_points_compile_nothing(regressor, compiled):
 def test_a_given_noise_and_kernel_are_taken():
     x, y = curve(12)
     regressor = FewShotRegressor(kernel=Matern52(), noise=0.5).fit(x, y)
-    np.testing.assert_allclose(regressor.learner_.likelihood.noise * y.var(), 0.5, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(regressor.hyperparameters_["log_noise"]) * y.var(ddof=1), 0.5, rtol=1e-5)
     searched = GridSearchCV(clone(regressor), {"noise": [0.5, 30.0], "kernel": ["rbf"]}, cv=3).fit(x, y)
     assert searched.best_params_ == {"kernel": "rbf", "noise": 0.5}
     again = pickle.loads(pickle.dumps(regressor))
@@ -86,10 +89,93 @@ def test_what_makes_no_sense_is_refused(parameters, message):
         FewShotRegressor(**parameters).fit(*curve(5))
 
 
-def test_constant_labels():
-    mean, deviation = FewShotRegressor().fit([[0.0], [1.0], [2.0]], [5.0, 5.0, 5.0]).predict([[1.5]], return_std=True)
-    np.testing.assert_allclose(mean, 5.0, atol=1e-3)
-    assert 0 < deviation[0] < 1
+def test_an_average_of_another_kind_is_refused():
+    regressor = FewShotRegressor()
+    regressor.average = "yes"
+    with pytest.raises(ValueError, match="expected True, False or None as average, got 'yes'"):
+        regressor.fit(*curve(5))
+
+
+@pytest.mark.parametrize("labels", [[5.1], [0.1] * 3, [0.1] * 10])
+def test_labels_that_do_not_differ_say_nothing_of_their_scale(labels):
+    x = np.arange(len(labels))[:, None]
+    with pytest.warns(UserWarning, match=f"got {len(labels)} of {labels[0]}: nothing tells how far others may lie"):
+        regressor = FewShotRegressor().fit(x, labels)
+    mean, deviation = regressor.predict([[0.5], [50.0]], return_std=True)
+    np.testing.assert_allclose(mean, labels[0], atol=1e-6)
+    assert 0 < deviation[0] < deviation[1] < 20
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("points", [4, 8])
+def test_intervals_of_few_points_cover_what_they_say(points):
+    """Of draws of processes of many length-scales and noises: 95% intervals of the average, not of the best alone."""
+    rng, inside = np.random.default_rng(points), {None: [], False: []}
+    for _ in range(60):
+        x = rng.uniform(-2, 2, size=(points + 20, 1))
+        length, noise = np.exp(0.6 * rng.normal()), rng.choice([0.001, 0.01, 0.1, 0.5])
+        covariance = np.exp(-0.5 * ((x - x.T) / length) ** 2) + noise * np.eye(len(x))
+        y = 10 + 3 * np.linalg.cholesky(covariance) @ rng.normal(size=len(x))
+        for average, found in inside.items():
+            regressor = FewShotRegressor(average=average).fit(x[:points], y[:points])
+            mean, deviation = regressor.predict(x[points:], return_std=True)
+            found.append(np.mean(np.abs(y[points:] - mean) < 1.96 * deviation))
+    assert 0.9 < np.mean(inside[None]) < 0.98
+    assert np.mean(inside[False]) < 0.83
+
+
+def test_the_average_ends_where_rows_are_many():
+    x, y = curve(201)
+    best, mean_of_many = (len(FewShotRegressor().fit(x[:n], y[:n])._fitted.chosen.points) for n in (201, 200))
+    assert best == 1 and mean_of_many > 100
+
+
+def test_inputs_far_from_zero_keep_their_digits():
+    """Time stamps: the differences are a few parts in a million of the numbers."""
+    x, y = curve(20)
+    new = np.linspace(-3, 3, 9)[:, None]
+    near, far = (FewShotRegressor(average=False).fit(1e4 * x + at, y).predict(1e4 * new + at) for at in (0, 1.7e9))
+    np.testing.assert_allclose(far, near, rtol=1e-4)
+
+
+@pytest.mark.parametrize("make", [FewShotRegressor, partial(SparseRegressor, inducing=4)])
+def test_a_fit_that_fails_changes_nothing(make):
+    x, y = curve(12)
+    regressor = make()
+    never = clone(regressor).set_params(kernel="cubic")
+    with pytest.raises(ValueError, match="kernel"):
+        never.fit(x, y)
+    with pytest.raises(NotFittedError):
+        never.predict(x)
+    before = regressor.fit(x, y).predict(x)
+    with pytest.raises(ValueError, match="kernel"):
+        regressor.set_params(kernel="cubic").fit(np.c_[x, x], y)
+    np.testing.assert_array_equal(regressor.predict(x), before)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(regressor)).predict(x), before)
+
+
+@pytest.mark.parametrize("make", [FewShotRegressor, partial(SparseRegressor, inducing=4)])
+@pytest.mark.parametrize("x_unit, y_unit, called", [(1.0, 1e200, "y"), (1e200, 1.0, "X")])
+def test_numbers_that_cannot_be_squared_are_refused(make, x_unit, y_unit, called):
+    x, y = curve(6)
+    with pytest.raises(ValueError, match=f"expected numbers that can be squared as {called}, got .*use another unit"):
+        make().fit(x * x_unit, y * y_unit)
+
+
+def test_a_learner_refuses_numbers_beyond_its_precision():
+    x, y = curve(6)
+    learner = gaussian_process(0.05, inputs=1)
+    for called, given in (("X", (1e60 * x, y)), ("y", (x, 1e60 * y))):
+        with pytest.raises(ValueError, match=f"expected numbers below 3.4e\\+38 as {called}, got "):
+            FewShotRegressor(learner).fit(*given)
+
+
+@pytest.mark.parametrize("make", [FewShotRegressor, partial(SparseRegressor, inducing=4)])
+def test_random_states_of_scikit_learn_are_taken(make):
+    x, y = curve(8)
+    ends = [make(random_state=np.random.RandomState(3)).fit(x, y).predict(x) for _ in range(2)]
+    np.testing.assert_array_equal(*ends)
+    assert np.isfinite(make(random_state=None).fit(x, y).predict(x)).all()
 
 
 # The tests' run-time type checker refuses the -1 that this check hands to every parameter of the constructor.

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from scipy.special import entr
+from sklearn.base import clone
 
 from fewshot import suggestion
 from fewshot.classifier import FewShotClassifier
 from fewshot.conditioning import FittedTask
+from fewshot.groups import means_of
 from fewshot.heads import GaussianProcessHead
 from fewshot.learners import NearestMean
 from fewshot.learners.base import Traits
@@ -166,18 +168,27 @@ def test_margins_are_means_over_the_labels_that_may_come(balanced):
 
 @pytest.mark.parametrize("by", ["margin", "information"])
 def test_labels_that_may_come_are_shown_alike_for_margins_alone(monkeypatch, by):
-    """The information is a sum over labels, each of which stands alone."""
+    """As they would be if they were added. The information is a sum over labels, each of which stands alone."""
     shown, with_labels = [], FittedTask.with_labels
 
     def recorded(task, inputs, y, groups):
-        shown.append(groups)
-        return with_labels(task, inputs, y, groups)
+        found = with_labels(task, inputs, y, groups)
+        shown.append((found, groups))
+        return found
 
     monkeypatch.setattr(FittedTask, "with_labels", recorded)
-    head = GaussianProcessHead(kernel="cosine", inference="laplace", scale=4.0)
-    FewShotClassifier(head, temperature=0.3, draws=64, balanced=True).fit(X, LABELS).suggest(POOL, 2, by)
-    expected = {"margin": [[0, 2, 0, 3, 1], [0, 2, 1, 2, 3]], "information": [None, None]}[by]
-    assert [None if groups is None else groups.tolist() for groups in shown] == expected
+    head = GaussianProcessHead(kernel="cosine", inference="laplace", scale=4.0, power=1.0)
+    classifier = FewShotClassifier(head, temperature=0.3, draws=64, balanced=True)
+    classifier.fit(X, LABELS).suggest(POOL, 2, by)
+    assert len(shown) == 2
+    for task, groups in shown:
+        if by == "information":
+            assert groups is None
+            continue
+        added = clone(classifier).fit(task.inputs, task.y).task_
+        assert np.bincount(groups).max() == 2
+        means = [means_of(one.inputs, one.groups).reshape(4, 3) for one in (task, added)]
+        np.testing.assert_array_equal(*means)
 
 
 class BesideOthers(NearestMean):

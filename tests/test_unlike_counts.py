@@ -16,7 +16,7 @@ from fewshot.classifier import FewShotClassifier
 from fewshot.conditioning import TemperaturePrior, fit_task
 from fewshot.evaluation.out_of_episode import Labelled, strangeness
 from fewshot.evaluation.unknown import left_out_scores
-from fewshot.groups import groups_of, labels_of, means_of, shown, without_each
+from fewshot.groups import groups_of, labels_of, means_of, order_of, shown, without_each
 from fewshot.heads import GaussianProcessHead, PretrainedHead, has_features, untrained
 from fewshot.inference.inner import exact
 from fewshot.learners import LEARNERS, GaussianProcess
@@ -80,7 +80,8 @@ def test_a_learner_is_shown_the_means():
     x, new = rng.normal(size=(11, 4)) + y[:, None], rng.normal(size=(3, 4))
     once = FewShotClassifier(REGRESSION).fit(x, y)
     fitted = BALANCED.fit(x, y)
-    means, labels = shown(x, y, groups_of(y))
+    order = order_of(x.astype(np.float32), y)
+    means, labels = shown(x[order], y[order], groups_of(y))
     by_hand = FewShotClassifier(REGRESSION).fit(means, labels)
     for one, other in zip(fitted.predict_latent(new), by_hand.predict_latent(new), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-3, atol=2e-4)
@@ -213,3 +214,20 @@ def test_who_is_balanced_unless_it_is_told_otherwise(tiny_run):
 def test_learners_that_adapt_to_images_have_no_features():
     adapt = {name for name, one in LEARNERS.items() if not has_features(one.__new__(one))}
     assert adapt == {"maml", "first-order-maml", "bayesian-maml", "chaser", "abml"}
+
+
+@pytest.mark.parametrize("width", [1, 5, 300])
+def test_the_order_of_examples_is_their_own(width):
+    """By class, whatever rows and rounding were given; within a class no number of theirs grows along it."""
+    rng = np.random.default_rng(width)
+    y = labels_with(40, 11, 1)
+    x = rng.normal(size=(len(y), width))
+    expected = x[order_of(x, y)]
+    np.testing.assert_array_equal(y[order_of(x, y)], y)
+    for _ in range(3):
+        given = rng.permutation(len(y))
+        rounded = x[given].astype(np.float32) * (1 + 1e-7 * rng.normal(size=x.shape))
+        np.testing.assert_array_equal(x[given][order_of(rounded, y[given])], expected)
+    first = expected[:40, 0]
+    assert abs(np.corrcoef(first, np.arange(40))[0, 1]) < 0.5
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.5

@@ -24,8 +24,9 @@ _CHECKED = ".checked"
 def keep_programs() -> Path | None:
     """Keep compiled programs in the user's cache folder, and return the folder of this processor.
 
-    None, without a word, where the cache is off or cannot be written. None too, in one line on the error stream, where
-    others could put programs into it, which would be run.
+    Processes that are started from this one, as joblib's are, keep theirs there too. None, without a word, where the
+    cache is off or cannot be written. None too, in one line on the error stream, where others could put programs into
+    it, which would be run.
     """
     settings = jax.config.values
     if not settings["jax_enable_compilation_cache"]:
@@ -42,8 +43,9 @@ def keep_programs() -> Path | None:
         return None
     # Another process may be writing the entry that this one reads, or the disk is full: it is compiled all the same.
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache entry", UserWarning)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    for name, value in (("compilation_cache_dir", str(folder)), ("persistent_cache_min_compile_time_secs", 0.2)):
+        jax.config.update(f"jax_{name}", value)
+        os.environ.setdefault(f"JAX_{name}".upper(), str(value))  # of processes that start from here
     return folder
 
 

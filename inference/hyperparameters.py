@@ -1,0 +1,142 @@
+"""Hyper-parameters integrated out: weighted points of their posterior, by adaptive importance sampling.
+
+The first points are those of the prior. Each later round draws from a Student-t distribution with the mean and
+covariance of all points so far, weighted under a power of the likelihood at which enough of them count. A point counts
+against the mixture of all proposals (multiple importance sampling with the balance heuristic, Veach & Guibas 1995;
+adaptive, Cornuet et al. 2012). There is no search that could end in a wrong optimum, and no gradient.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from scipy import stats
+from scipy.special import logsumexp
+from scipy.stats import qmc
+
+from fewshot.models.gaussian import triangular_root
+
+BLOCK, ROUNDS = 256, 12  # points that are drawn at once, of the prior twice; and the most rounds after these
+ENOUGH = 200.0  # effective number of points, at which no round follows
+FEWEST = 20.0  # effective number of points that a proposal is made from, by a power of the likelihood
+FREEDOM, WIDER = 5, 1.5  # degrees of freedom of a proposal, and its covariance in units of the points'
+
+_root = jax.jit(triangular_root)
+
+
+class PosteriorPoints(NamedTuple):
+    """Points [M, P] of a posterior with weights [M] that sum to 1, and the log of the prior's mean likelihood."""
+
+    points: Float[np.ndarray, "M P"]
+    weights: Float[np.ndarray, " M"]
+    log_evidence: float
+
+    def thinned(self, number: int) -> "PosteriorPoints":
+        """So many points that stand for all, with weights again; some can come twice.
+
+        Systematic resampling along the first number by roots of the weights, so that means of what grows with it, as
+        variances do with a scale, keep points of small weight.
+        """
+        order = np.argsort(self.points[:, 0])
+        shares = np.sqrt(self.weights[order])
+        shares /= shares.sum()
+        chosen = np.searchsorted(np.cumsum(shares), (np.arange(number) + 0.5) / number)
+        chosen = np.minimum(chosen, len(shares) - 1)
+        weights = self.weights[order][chosen] / shares[chosen]
+        return self._replace(points=self.points[order][chosen], weights=weights / weights.sum())
+
+
+class _Proposal(NamedTuple):
+    """A normal or, with `freedom`, a Student-t distribution: centre [P], and a root [P, P] of its scale matrix."""
+
+    centre: Float[np.ndarray, " P"]
+    root: Float[np.ndarray, "P P"]
+    freedom: float = np.inf
+
+    def points(self, number: int, seed: int) -> Float[np.ndarray, "M P"]:
+        """Low-discrepancy points [M, P]: of scrambled Sobol, a last dimension for the common divisor."""
+        uniform = qmc.Sobol(len(self.centre) + 1, seed=seed).random(number).clip(1e-12, 1 - 1e-12)
+        normal = stats.norm.ppf(uniform[:, :-1])
+        if np.isfinite(self.freedom):
+            normal /= np.sqrt(stats.chi2.ppf(uniform[:, -1:], self.freedom) / self.freedom)
+        return self.centre + normal @ self.root.T
+
+    def log_density(self, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, " M"]:
+        shape = self.root @ self.root.T
+        if np.isfinite(self.freedom):
+            return stats.multivariate_t(self.centre, shape, self.freedom).logpdf(points).reshape(-1)
+        return stats.multivariate_normal(self.centre, shape).logpdf(points).reshape(-1)
+
+
+def posterior_points(
+    log_likelihood: Callable[[Float[np.ndarray, "M P"]], Float[np.ndarray, " M"]],
+    centre: Float[np.ndarray, " P"],
+    spread: Float[np.ndarray, " P"],
+    seed: int = 0,
+) -> PosteriorPoints:
+    """The posterior of P numbers with independent normal priors N(centre, spread^2).
+
+    log_likelihood is asked of BLOCK points at a time; one where it is not finite has no weight. Raises
+    FloatingPointError where no point has any.
+    """
+    prior = _Proposal(np.asarray(centre, np.float64), np.diag(np.asarray(spread, np.float64)))
+    proposals, points = [prior], prior.points(2 * BLOCK, seed)
+    values = np.concatenate([log_likelihood(points[:BLOCK]), log_likelihood(points[BLOCK:])])
+    for number in range(1, ROUNDS + 1):
+        ratios = _ratios(points, proposals)
+        power, weights = _tempered(values, ratios)
+        if power == 1 and _effective(weights) >= ENOUGH:
+            break
+        proposals.append(_about(points, weights))
+        more = proposals[-1].points(BLOCK, seed + number)
+        points, values = np.concatenate([points, more]), np.concatenate([values, log_likelihood(more)])
+    logs = _finite(values) + _ratios(points, proposals)
+    evidence = float(logsumexp(logs))
+    return PosteriorPoints(points, np.exp(logs - evidence), evidence)
+
+
+def _ratios(points: np.ndarray, proposals: list[_Proposal]) -> Float[np.ndarray, " M"]:
+    """log p(point) / sum_k n_k q_k(point): times the likelihoods these sum to the evidence. The prior comes first."""
+    densities = [proposal.log_density(points) for proposal in proposals]
+    counts = BLOCK * np.array([2, *[1] * (len(proposals) - 1)])
+    return densities[0] - logsumexp(densities, axis=0, b=counts[:, None])
+
+
+def _finite(values: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
+    values = np.where(np.isfinite(values), values, -np.inf)
+    if not np.isfinite(values).any():
+        raise FloatingPointError("no point of the prior has a finite likelihood")
+    return values
+
+
+def _tempered(values: np.ndarray, ratios: np.ndarray) -> tuple[float, Float[np.ndarray, " M"]]:
+    """The largest power up to 1 of the likelihood at which FEWEST points count, and the weights there."""
+    values = _finite(values)
+
+    def weights(power: float) -> np.ndarray:
+        logs = power * values + ratios
+        return np.exp(logs - logsumexp(logs))
+
+    if _effective(weights(1.0)) >= FEWEST:
+        return 1.0, weights(1.0)
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _effective(weights(middle)) >= FEWEST else (low, middle)
+    return high, weights(high)
+
+
+def _effective(weights: Float[np.ndarray, " M"]) -> float:
+    """The effective number of points."""
+    return float(1 / np.sum(weights**2))
+
+
+def _about(points: Float[np.ndarray, "M P"], weights: Float[np.ndarray, " M"]) -> _Proposal:
+    """A Student-t distribution with the mean of weighted points, a little wider than they are."""
+    centre = weights @ points
+    away = points - centre
+    covariance = WIDER * (weights * away.T) @ away
+    return _Proposal(centre, np.asarray(_root(jnp.asarray(covariance))), FREEDOM)

@@ -1,0 +1,70 @@
+"""Adaptive importance sampling of a posterior: normal and two-peaked ones whose integrals are known."""
+
+import numpy as np
+import pytest
+from problems import double
+from scipy import stats
+from scipy.special import logsumexp
+
+from fewshot.inference.hyperparameters import BLOCK, posterior_points
+
+CENTRE, SPREAD = np.array([0.3, -1.0, 0.0]), np.array([2.0, 1.0, 2.0])
+
+
+def moments(found):
+    mean = found.weights @ found.points
+    away = found.points - mean
+    return mean, (found.weights * away.T) @ away
+
+
+@double
+@pytest.mark.parametrize("narrower", [0.3, 1.0, 3.0, 20.0])
+def test_a_normal_likelihood_has_its_normal_posterior_and_evidence(narrower):
+    """Also where it is 20 times narrower than the prior, correlated and two deviations off."""
+    root = np.array([[1.0, 0.0, 0.0], [0.9, 0.5, 0.0], [-0.7, 0.2, 0.4]]) / narrower
+    seen, noise, prior = CENTRE + 2 * SPREAD * [1, -1, 0.5], root @ root.T, np.diag(SPREAD**2)
+    likelihood = stats.multivariate_normal(seen, noise)
+    asked = []
+
+    def log_likelihood(points):
+        asked.append(len(points))
+        return likelihood.logpdf(points)
+
+    found = posterior_points(log_likelihood, CENTRE, SPREAD)
+    gain = prior @ np.linalg.inv(prior + noise)
+    mean, covariance = moments(found)
+    expected = prior - gain @ prior
+    deviation = np.sqrt(np.diag(expected))
+    np.testing.assert_allclose((mean - CENTRE - gain @ (seen - CENTRE)) / deviation, 0, atol=0.12)
+    np.testing.assert_allclose(covariance / np.outer(deviation, deviation),
+                               expected / np.outer(deviation, deviation), atol=0.15)  # fmt: skip
+    exact = stats.multivariate_normal(CENTRE, prior + noise).logpdf(seen)
+    np.testing.assert_allclose(found.log_evidence, exact, atol=0.1)
+    np.testing.assert_allclose(found.weights.sum(), 1)
+    assert set(asked) == {BLOCK}
+    assert 1 / np.sum(found.weights**2) > 180
+
+
+@double
+def test_two_peaks_keep_their_shares():
+    def log_likelihood(points):
+        peaks = [np.log(share) + stats.norm(at, 0.15).logpdf(points[:, 0]) for share, at in ((0.8, -1.5), (0.2, 1.5))]
+        return logsumexp(peaks, axis=0)
+
+    found = posterior_points(log_likelihood, np.zeros(1), np.ones(1))
+    for points in (found, found.thinned(100)):
+        np.testing.assert_allclose(points.weights[points.points[:, 0] > 0].sum(), 0.2, atol=0.03)
+        np.testing.assert_allclose(points.weights.sum(), 1)
+    assert found.thinned(100).points.shape == (100, 1)
+
+
+@double
+def test_what_is_not_finite_has_no_weight():
+    def half(points):
+        return np.where(points[:, 0] > 0, 0.0, np.nan)
+
+    found = posterior_points(half, np.zeros(1), np.ones(1))
+    assert found.weights[found.points[:, 0] < 0].sum() == 0
+    np.testing.assert_allclose(found.log_evidence, np.log(0.5), atol=0.01)
+    with pytest.raises(FloatingPointError, match="no point"):
+        posterior_points(lambda points: np.full(len(points), np.inf), np.zeros(1), np.ones(1))
