@@ -96,8 +96,8 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     as any other, and shows the learner so many means of each as the rarest has examples (`fewshot/groups.py`); False
     shows each example, and answers lean to classes that have more; None is True for trained networks and shipped heads,
     and before the cosine kernel, and False for other kernels, a `Learner`, and networks that adapt to images. draws: of
-    every Monte-Carlo expectation, "auto" for as many as the task's size allows, None for the learner's own number.
-    random_state: the seed.
+    every Monte-Carlo expectation, "auto" for as many as the task's size allows and predictions of softmax by sums that
+    have no noise, None for the learner's own number. random_state: the seed.
 
     X is a table of features [N, D], images [N, H, W, Ch] as bytes or numbers in [0, 1], or a list of paths of pictures
     or of Pillow's pictures, or of arrays of bytes of unlike sizes; y is words, whole numbers or truth values.
@@ -407,7 +407,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if self.draws is None:
             return learner
         if self.draws == AUTO:
-            return learner.with_draws(draws_for(points, classes))
+            return learner.with_draws(draws_for(points, classes), summed=True)
         if not isinstance(self.draws, int | np.integer) or isinstance(self.draws, bool):
             raise ValueError(f"expected draws as an even number, 'auto' or None, got {self.draws!r:.40}")
         return learner.with_draws(int(self.draws))

@@ -48,10 +48,10 @@ def log_predictive(
 def log_predictive_at(
     key: Key[Array, ""], likelihood: Likelihood, marginals: Marginals | JointMarginals, y: Shaped[Array, " Q"]
 ) -> Float[Array, " Q"]:
-    """The same of marginals of q."""
+    """The same of marginals of q, by draws: objectives are differentiated, for which sums take more memory."""
     if isinstance(likelihood, RealLikelihood):
         return likelihood.distribution(marginals).log_prob(y)
-    return _log_of_own(predict_marginals(key, likelihood, marginals), y)
+    return _log_of_own(predict_marginals(key, _drawn(likelihood), marginals), y)
 
 
 def log_expected_density(
@@ -123,7 +123,12 @@ def _with_fewer_draws(likelihood: Any, components: int) -> Any:
     """The likelihood with its prediction draws divided between the components of a mixture, FEWEST_DRAWS at least."""
     if not hasattr(likelihood, "prediction_draws"):
         return likelihood
-    return replace(likelihood, prediction_draws=draws_of_each(likelihood.prediction_draws, components))
+    return replace(_drawn(likelihood), prediction_draws=draws_of_each(likelihood.prediction_draws, components))
+
+
+def _drawn(likelihood: Any) -> Any:
+    """The likelihood with predictions by draws."""
+    return replace(likelihood, summed=False) if hasattr(likelihood, "summed") else likelihood
 
 
 def draws_of_each(draws: int, components: int) -> int:

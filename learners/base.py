@@ -147,9 +147,12 @@ class Learner(nnx.Module):
     def observe(self, tasks: PyTree) -> None:
         """Record the batch statistics of tasks with a leading axis T, and learn nothing."""
 
-    def with_draws(self, draws: int) -> "Learner":
-        """The learner with as many draws in its Monte-Carlo expectations, if it takes any."""
-        del draws
+    def with_draws(self, draws: int, summed: bool = False) -> "Learner":
+        """The learner with as many draws in its Monte-Carlo expectations, if it takes any.
+
+        summed: predictions without noise in the place of draws, where it can.
+        """
+        del draws, summed
         return self
 
     def __sklearn_clone__(self) -> "Learner":

@@ -209,8 +209,11 @@ class GaussianProcess(Learner):
         """One pass of the network in training mode."""
         self.deep_kernel(jnp.concatenate([tasks.x_support, tasks.x_query], axis=1), train=True)
 
-    def with_draws(self, draws: int) -> "GaussianProcess":
-        """The learner with as many draws in inference and in prediction, where these are Monte-Carlo expectations."""
+    def with_draws(self, draws: int, summed: bool = False) -> "GaussianProcess":
+        """The learner with as many draws in inference and in prediction, where these are Monte-Carlo expectations.
+
+        summed: predictions without noise in the place of draws, where the likelihood knows a sum.
+        """
         make: Callable[..., Inference] = self.make_inference
         likelihood: Any = self.start
         many = self.many_labels and replace(self.many_labels, expectation=MonteCarlo(draws))
@@ -218,6 +221,8 @@ class GaussianProcess(Learner):
             make = _drawing(make, draws)
         if hasattr(likelihood, "prediction_draws"):
             likelihood = replace(likelihood, prediction_draws=draws)
+        if hasattr(likelihood, "summed"):
+            likelihood = replace(likelihood, summed=summed)
         return self._changed(likelihood, make, many)
 
     def with_many_labels(self, many_labels: ManyLabels | None) -> "GaussianProcess":

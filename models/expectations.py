@@ -23,6 +23,26 @@ from fewshot.models.gaussian.factors import standard_deviation
 FEW_POINTS = 16  # the width of the widest vector instructions, in float32
 
 
+class _Fineness(NamedTuple):
+    """Of sums over a maximum of normals plus Gumbels: nodes of its grid, and of what is summed at each of them.
+
+    Where the grid ends beyond the largest class, how many nodes it has, deviations below, and the scale of its spacing;
+    first, last and number of nodes of a normal and of a Gumbel.
+    """
+
+    tail: float
+    nodes: int
+    deviations: float
+    scale: float
+    normal: tuple[float, float, int]
+    gumbel: tuple[float, float, int]
+
+
+DOUBLE = _Fineness(30.0, 400, 8.5, 25.0, (-8.5, 8.5, 61), (-3.8, 34.0, 109))
+SINGLE = _Fineness(17.0, 160, 5.6, 15.0, (-5.6, 5.6, 25), (-3.2, 17.0, 35))
+COARSE = _Fineness(14.0, 96, 5.6, 15.0, (-5.4, 5.4, 19), (-3.0, 15.0, 26))  # for probabilities, in float32
+
+
 class Points(NamedTuple):
     """Nodes z [M, C] and weights [M] with E[g(z)] = sum_m weights_m g(z_m) for z ~ N(0, I)."""
 
@@ -128,13 +148,36 @@ def expected_log_sum_exp(marginals: Marginals, classes: Bool[Array, " C"] | None
     Accuracy at any mixture of standard deviations from 0 to 100 (measured, docs/softmax.md): 1e-10 in float64, in
     float32 3e-6 of the largest |mean| or standard deviation.
     """
-    grid, slope, reference = _maximum_grid(marginals, classes)
-    log_factors = _log_gumbel_cdf(grid[:, None, :] - marginals.mean, standard_deviation(marginals.variance))
+    fineness = DOUBLE if marginals.mean.dtype == jnp.float64 else SINGLE
+    grid, slope, reference = _maximum_grid(marginals, classes, fineness)
+    log_factors = _log_gumbel_cdf(grid[:, None, :] - marginals.mean, standard_deviation(marginals.variance), fineness)
     if classes is not None:
         log_factors = jnp.where(classes[:, None], log_factors, 0.0)
     cumulative = jnp.exp(jnp.sum(log_factors, axis=1))
     centre, width = reference
     return centre - jnp.sum(slope * (cumulative - jax.scipy.special.ndtr((grid - centre) / width)), 0) - np.euler_gamma
+
+
+def expected_softmax(marginals: Marginals, classes: Bool[Array, " C"] | None = None) -> Float[Array, "C N"]:
+    """E softmax_k(f) for independent normal f_c, by one-dimensional sums; they add up to 1.
+
+    It is the probability that f_k + G_k is the largest (`expected_log_sum_exp`): int h_k(t) prod_{c != k} H_c(t) dt
+    with h the density of H. In float64 logarithms are within 1e-9; in float32 (measured, docs/softmax.md) within 3e-4
+    where a probability is above 1e-3, and within 0.03 above 1e-5.
+    """
+    fineness = DOUBLE if marginals.mean.dtype == jnp.float64 else COARSE
+    real = marginals.mean if classes is None else jnp.where(classes[:, None], marginals.mean, -jnp.inf)
+    largest = jax.lax.stop_gradient(jnp.max(real, axis=0))  # 0 of them, so that the grid keeps its digits
+    marginals = marginals._replace(mean=marginals.mean - largest)
+    grid, slope, _ = _maximum_grid(marginals, classes, fineness)
+    threshold, deviation = grid[:, None, :] - marginals.mean, standard_deviation(marginals.variance)
+    cumulative, density = _gumbel(threshold, deviation, fineness, with_density=True)
+    logs = jnp.log(jnp.maximum(cumulative, jnp.finfo(grid.dtype).tiny))
+    if classes is not None:
+        logs, density = jnp.where(classes[:, None], logs, 0.0), jnp.where(classes[:, None], density, 0.0)
+    others = jnp.exp(jnp.sum(logs, axis=1, keepdims=True) - logs)
+    found = jnp.sum(slope[:, None] * density * others, axis=0)
+    return found / jnp.sum(found, axis=0)
 
 
 def expected_log_sigmoid(mean: Float[Array, "C N"], variance: Float[Array, "C N"]) -> Float[Array, "C N"]:
@@ -149,7 +192,7 @@ def expected_log_sigmoid(mean: Float[Array, "C N"], variance: Float[Array, "C N"
     deviation = standard_deviation(variance)
     wide = jax.lax.stop_gradient(deviation) > 1.0
     narrow_deviation, wide_deviation = jnp.where(wide, 1.0, deviation), jnp.where(wide, deviation, 1.0)
-    z, weights = _normal_trapezoid(mean.dtype, double)
+    z, weights = _normal_trapezoid(mean.dtype, DOUBLE if double else SINGLE)
     levels = np.linspace(-40.0, 40.0, 161) if double else np.linspace(-19.0, 19.0, 61)
     share = 0.25 / np.cosh(0.5 * levels) ** 2
     above = -mean - jnp.asarray(levels, mean.dtype)[:, None, None]  # how far -f lies above L in the mean
@@ -220,19 +263,20 @@ def _log_laplace_of_sigmoid(grid: Array, mean: Array, deviation: Array) -> Array
         return total + spacing * slope * jax.scipy.special.ndtr((mean - x) / wide_deviation), None
 
     zero = jnp.zeros(jnp.broadcast_shapes(u.shape, mean.shape), mean.dtype)
-    narrow, _ = jax.lax.scan(over_normal, zero, _normal_trapezoid(mean.dtype, double))
+    narrow, _ = jax.lax.scan(over_normal, zero, _normal_trapezoid(mean.dtype, DOUBLE if double else SINGLE))
     broad, _ = jax.lax.scan(over_range, zero, jnp.arange(nodes, dtype=mean.dtype))
     return jnp.log1p(-jnp.minimum(jnp.where(wide, broad, narrow), 1.0 - jnp.finfo(mean.dtype).epsneg))
 
 
-def _maximum_grid(marginals: Marginals, classes: Array | None) -> tuple[Array, Array, tuple[Array, Array]]:
+def _maximum_grid(
+    marginals: Marginals, classes: Array | None, fineness: _Fineness
+) -> tuple[Array, Array, tuple[Array, Array]]:
     """Grid t [G, N] over the support of max_c (f_c + Gumbel), its slope, and the normal G: centre [N] and width.
 
     Where it begins the narrowest class may; at a distance D only classes are left whose deviation is of the order of D.
     So the spacing grows in proportion: t = bottom + scale (e^s - 1).
     """
-    double = marginals.mean.dtype == jnp.float64
-    tail, count, deviations, scale = (30.0, 400, 8.5, 25.0) if double else (17.0, 160, 5.6, 15.0)
+    tail, count, deviations, scale, _, _ = fineness
     mean, spread = marginals.mean, deviations * jnp.sqrt(marginals.variance)
     if classes is not None:
         mean = jnp.where(classes[:, None], mean, -jnp.inf)
@@ -246,35 +290,51 @@ def _maximum_grid(marginals: Marginals, classes: Array | None) -> tuple[Array, A
     return bottom + scale * jnp.expm1(s), scale * step * jnp.exp(s), reference
 
 
-def _log_gumbel_cdf(threshold: Array, deviation: Array) -> Array:
-    """log P(deviation z + Gumbel <= threshold): sums over z where the normal is narrow, over the Gumbel else."""
-    double = threshold.dtype == jnp.float64
+def _log_gumbel_cdf(threshold: Array, deviation: Array, fineness: _Fineness) -> Array:
+    """log P(deviation z + Gumbel <= threshold)."""
+    cumulative, _ = _gumbel(threshold, deviation, fineness, with_density=False)
+    return jnp.log(jnp.maximum(cumulative, jnp.finfo(threshold.dtype).tiny))
+
+
+def _gumbel(threshold: Array, deviation: Array, fineness: _Fineness, with_density: bool) -> tuple[Array, Array]:
+    """P(deviation z + Gumbel <= threshold), and its density there or 0.
+
+    Sums over z where the normal is narrow, over the Gumbel else.
+    """
     wide = jax.lax.stop_gradient(deviation) > 1.0
     narrow_deviation, wide_deviation = jnp.where(wide, 1.0, deviation), jnp.where(wide, deviation, 1.0)
-    nodes, weights = _normal_trapezoid(threshold.dtype, double)
 
-    def over_normal(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+    def over_normal(total: tuple[Array, Array], pair: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         node, weight = pair
-        return total + weight * jnp.exp(-jnp.exp(jnp.minimum(narrow_deviation * node - threshold, 80.0))), None
+        rate = jnp.exp(jnp.minimum(narrow_deviation * node - threshold, 80.0))
+        below = weight * jnp.exp(-rate)
+        return (total[0] + below, total[1] + below * rate if with_density else total[1]), None
 
-    def over_gumbel(total: Array, pair: tuple[Array, Array]) -> tuple[Array, None]:
+    def over_gumbel(total: tuple[Array, Array], pair: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         node, weight = pair
-        return total + weight * jax.scipy.special.ndtr((threshold - node) / wide_deviation), None
+        ratio = (threshold - node) / wide_deviation
+        cumulative = total[0] + weight * jax.scipy.special.ndtr(ratio)
+        if not with_density:
+            return (cumulative, total[1]), None
+        return (
+            cumulative,
+            total[1] + weight * jnp.exp(-0.5 * ratio**2) / (math.sqrt(2 * math.pi) * wide_deviation),
+        ), None
 
-    zero = jnp.zeros(jnp.broadcast_shapes(threshold.shape, deviation.shape), threshold.dtype)
-    narrow, _ = jax.lax.scan(over_normal, zero, (nodes, weights))
-    broad, _ = jax.lax.scan(over_gumbel, zero, _gumbel_trapezoid(threshold.dtype, double))
-    tiny = jnp.finfo(threshold.dtype).tiny
-    return jnp.log(jnp.maximum(jnp.where(wide, broad, narrow), tiny))
+    whole = jnp.zeros(jnp.broadcast_shapes(threshold.shape, deviation.shape), threshold.dtype)
+    zero = whole, whole if with_density else jnp.zeros((), threshold.dtype)
+    narrow, _ = jax.lax.scan(over_normal, zero, _normal_trapezoid(threshold.dtype, fineness))
+    broad, _ = jax.lax.scan(over_gumbel, zero, _gumbel_trapezoid(threshold.dtype, fineness))
+    return jnp.where(wide, broad[0], narrow[0]), jnp.where(wide, broad[1], narrow[1])
 
 
-def _normal_trapezoid(dtype: DTypeLike, double: bool) -> tuple[Array, Array]:
-    nodes = np.linspace(-8.5, 8.5, 61) if double else np.linspace(-5.6, 5.6, 25)
+def _normal_trapezoid(dtype: DTypeLike, fineness: _Fineness) -> tuple[Array, Array]:
+    nodes = np.linspace(*fineness.normal)
     weights = np.exp(-0.5 * nodes**2)
     return jnp.asarray(nodes, dtype), jnp.asarray(weights / weights.sum(), dtype)
 
 
-def _gumbel_trapezoid(dtype: DTypeLike, double: bool) -> tuple[Array, Array]:
-    nodes = np.linspace(-3.8, 34.0, 109) if double else np.linspace(-3.2, 17.0, 35)
+def _gumbel_trapezoid(dtype: DTypeLike, fineness: _Fineness) -> tuple[Array, Array]:
+    nodes = np.linspace(*fineness.gumbel)
     weights = np.exp(-nodes - np.exp(-nodes))
     return jnp.asarray(nodes, dtype), jnp.asarray(weights / weights.sum(), dtype)

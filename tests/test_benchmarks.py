@@ -16,6 +16,7 @@ SCRIPTS = {
     "scaling.py": ["--repeats", "1", "--quick"],
     "peers.py": ["--repeats", "1"],
     "shared_rows.py": ["--rows", "600", "--devices", "2"],
+    "class_probabilities.py": ["--classes", "3", "--queries", "4", "--repeats", "1"],
     "few_point_intervals.py": ["--data", "gp", "--points", "4", "--tasks", "2"],
     "many_labels.py": ["--labels", "60", "--inducing", "40"],
     "slices.py": ["--repeats", "1", "--temperatures", "1", "--slices", "1", "--sweeps", "8"],

@@ -19,6 +19,7 @@ from fewshot.models.expectations import (
     Points,
     expect,
     expected_log_sum_exp,
+    expected_softmax,
 )
 from fewshot.models.gaussian import JointMarginals, Marginals
 
@@ -96,6 +97,45 @@ def test_two_classes_equal_adaptive_quadrature_of_their_difference():
         for m, v in zip(mean.T, variance.T, strict=True)
     ]
     np.testing.assert_allclose(exactly(Marginals(mean, variance))[0], references, rtol=1e-11, atol=1e-11)
+
+
+@double
+def test_expected_softmax_of_two_classes_is_an_integral_over_their_difference():
+    mean, variance = marginals_on(2)
+    found = jax.jit(expected_softmax)(Marginals(mean, variance))
+    for n, (m, v) in enumerate(zip(mean.T, variance.T, strict=True)):
+        np.testing.assert_allclose(found[0, n], normal_mean(expit, m[0] - m[1], np.sqrt(v.sum())), atol=1e-11)
+    np.testing.assert_allclose(found.sum(axis=0), 1)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_expected_softmax_is_the_gradient_of_expected_log_sum_exp(classes):
+    """In double precision to its rounding, in single with errors that grow in the tails; beside masked classes."""
+    for spread in (0.3, 3.0):
+        marginals = marginals_on(classes, seed=classes, spread=spread, variances=(0.0, 1e-8, 0.3, 0.999, 3.0, 30.0))
+        with jax.enable_x64(True):
+            gradient = exactly(marginals, second=False)[1].mean
+        padded = jax.tree.map(lambda leaf: np.pad(leaf, ((0, 2), (0, 0)), constant_values=7.0), marginals)
+        for tolerances, precision in (((1e-9, 1e-9), np.float64), ((3e-4, 0.03), np.float32)):
+            with jax.enable_x64(precision == np.float64):
+                given = jax.tree.map(lambda leaf, kind=precision: leaf.astype(kind), Marginals(*padded))
+                found = np.asarray(jax.jit(expected_softmax)(given, np.arange(classes + 2) < classes))
+            assert found.dtype == precision
+            np.testing.assert_array_equal(found[classes:], 0)
+            for tolerance, above in zip(tolerances, (1e-3, 1e-5), strict=True):
+                real = gradient > above
+                np.testing.assert_allclose(np.log(found[:classes][real]), np.log(gradient[real]), atol=tolerance)
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e4, 1e12])
+def test_expected_softmax_of_all_sizes_is_a_probability(size):
+    mean = size * np.random.default_rng(0).normal(size=(4, 30)).astype(np.float32)
+    variance = np.float32(size) ** 2 * np.repeat([0.0, 1e-6, 1.0], 10).astype(np.float32) * np.ones((4, 1), np.float32)
+    found = np.asarray(jax.jit(expected_softmax)(Marginals(mean, variance)))
+    assert np.isfinite(found).all() and (found >= 0).all()
+    np.testing.assert_allclose(found.sum(axis=0), 1, rtol=1e-5)
+    if size > 1:  # without a variance the largest mean has it all
+        np.testing.assert_allclose(found[:, :10].max(axis=0), 1, rtol=1e-5)
 
 
 @double

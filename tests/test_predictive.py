@@ -50,6 +50,23 @@ def test_prediction_is_that_of_the_query_marginals_and_of_existing_classes(poste
     assert (probabilities[:, 2] == 0).all()
 
 
+def test_sums_predict_independent_classes_without_noise(posterior):
+    """Any key gives the same, which many draws approach; what is differentiated and mixtures keep their draws."""
+    task, fitted = posterior
+    summed = Softmax(summed=True)
+    found = [predict(jax.random.key(seed), summed, fitted, task.query) for seed in (0, 1)]
+    np.testing.assert_array_equal(*found)
+    drawn = predict(jax.random.key(0), Softmax(prediction_draws=2**14), fitted, task.query)
+    assert 0 < np.abs(drawn - found[0]).max() < 2e-3
+    marginals = fitted.predict(task.query)
+    mixture = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), marginals)
+    ends = [predict_marginals(jax.random.key(seed), summed, mixture) for seed in (0, 1)]
+    assert np.abs(ends[0] - ends[1]).max() > 0
+    own = jnp.zeros(marginals.mean.shape[1], int)
+    values = [log_expected_density(jax.random.key(seed), summed, marginals, own) for seed in (0, 1)]
+    assert np.abs(values[0] - values[1]).max() > 0
+
+
 def test_plugging_in_reads_the_mean_alone(posterior):
     """p(k | m) is the softmax of the query means; bounds and expected densities stay as they are."""
     task, fitted = posterior

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from fewshot.models.expectations import Points, expect, expected_log_sum_exp
+from fewshot.models.expectations import Points, expect, expected_log_sum_exp, expected_softmax
 from fewshot.models.gaussian import JointMarginals, Marginals, SimplexSites
 from fewshot.models.likelihoods.base import CategoricalLabels, NoParameters, one_hot, own, present
 
@@ -18,13 +18,15 @@ from fewshot.models.likelihoods.base import CategoricalLabels, NoParameters, one
 class Softmax(CategoricalLabels, NoParameters):
     """Softmax of the latent logits. It has no free parameter: a temperature would only rescale the GP.
 
-    prediction_draws: size of the Monte-Carlo rule of `predict`. plug_in: predict p(k | m) at the posterior mean m in
-    the place of E_q p(k | f), of every component where q is a mixture. It leaves out the variance, which a temperature
-    can make up for, and has no noise.
+    prediction_draws: size of the Monte-Carlo rule of `predict`. summed: predict by one-dimensional sums in its place
+    where the classes are independent in q: a thousandth of the error, at ten times the time. plug_in: predict p(k | m)
+    at the posterior mean m in the place of E_q p(k | f), of every component where q is a mixture. It leaves out the
+    variance, which a temperature can make up for, and has no noise.
     """
 
     prediction_draws: int = 512
     plug_in: bool = False
+    summed: bool = False
 
     prior_mean: ClassVar[float | None] = None
     differences_only: ClassVar[bool] = True
@@ -38,9 +40,11 @@ class Softmax(CategoricalLabels, NoParameters):
         self, key: Key[Array, ""], marginals: Marginals | JointMarginals, classes: Bool[Array, " C"] | None = None
     ) -> Float[Array, "Q C"]:
         """E_q p(k | f), or p(k | m) where it is plugged in."""
-        return (
-            self.probabilities(marginals.mean, classes).T if self.plug_in else super().predict(key, marginals, classes)
-        )
+        if self.plug_in:
+            return self.probabilities(marginals.mean, classes).T
+        if self.summed and isinstance(marginals, Marginals):
+            return expected_softmax(marginals, classes).T
+        return super().predict(key, marginals, classes)
 
     def expected_log_prob(
         self,
