@@ -8,6 +8,7 @@ precision on tiny problems, in seconds; the project's own tests ask for more.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from fewshot.inference.inner.base import Code, Inference, Mask, fit, fit_to_tolerance
+from fewshot.inference.inner.base import Code, Inference, Info, Mask, fit, fit_to_tolerance
 from fewshot.models.expectations import GaussHermite, Points, expect
 from fewshot.models.gaussian import GaussianPrior, Marginals
 from fewshot.models.gaussian.dense import positive_part
@@ -31,6 +32,7 @@ from fewshot.models.likelihoods.base import (
 
 CLASSES = 3
 LABELS = np.array([0, 1, 2, 2, 1, 0], np.int32)
+NEAR = 1e-3  # of differences
 NUMBERS = np.array([0.3, -1.2, 0.8, 2.5, -0.1, 0.0])  # of a likelihood of real labels, with one latent function
 
 
@@ -64,11 +66,19 @@ def check_likelihood(likelihood: object) -> list[str]:
     return _run(checks, likelihood)
 
 
-def check_inference(inference: Inference) -> list[str]:
-    """K2, K4, K8 of an inference, at labels of three classes. Raises ConformanceError."""
+def check_inference(inference: Inference, *, variational: bool = True) -> list[str]:
+    """K2, K4, K5, K8 of an inference, and (G6) of its evidence, at labels of three classes.
+
+    variational: its fixed point is a stationary point of its bound; that of Laplace's approximation is not. Raises
+    ConformanceError.
+    """
     checks: list[Check] = [_keeps_its_state, _maps_over_tasks]
     if not inference.traits.sampled:
-        checks += [_settles, _ignores_padding]
+        checks += [_settles, _ignores_padding, _ignores_absent_classes]
+        if inference.log_evidence is not None:
+            checks.append(_has_an_evidence)
+        if variational:
+            checks.append(_is_stationary)
     return _run(checks, inference)
 
 
@@ -312,15 +322,85 @@ def _maps_over_tasks(inference: Inference) -> None:
 def _settles(inference: Inference) -> None:
     """K4: the residual reaches 1e-6, and a step there moves neither the bound nor the posterior mean."""
     prior, y = _task(3)
-    state, info, steps = jax.jit(
-        lambda: fit_to_tolerance(jax.random.key(0), inference, prior, y, tolerance=1e-6, max_steps=5000)
-    )()
-    if info.code != Code.OK:
-        raise ConformanceError(f"K4, settles to 1e-6: got {Code(int(info.code)).name} after {steps} steps")
+    state, info = _settled(inference, prior, y)
     moved, after = inference.step(jax.random.key(1), state, prior, y, None)
     _close("K4, a step at the fixed point keeps the bound", after.elbo, info.elbo, 1e-5)
     means = [inference.posterior(one, prior).marginals.mean for one in (state, moved)]
     _close("K4, a step at the fixed point keeps the posterior", means[0], means[1], 1e-4)
+
+
+@cache
+def _settling(inference: Inference) -> Callable[[GaussianPrior, Array], tuple[PyTree, Info, Array]]:
+    """Compiled once for all checks."""
+    return jax.jit(
+        lambda prior, y: fit_to_tolerance(jax.random.key(0), inference, prior, y, tolerance=1e-6, max_steps=5000)
+    )
+
+
+def _settled(inference: Inference, prior: GaussianPrior, y: Array) -> tuple[PyTree, Info]:
+    """The state at the fixed point. Raises ConformanceError where it is not reached."""
+    state, info, steps = _settling(inference)(prior, y)
+    if info.code != Code.OK:
+        raise ConformanceError(f"K4, settles to 1e-6: got {Code(int(info.code)).name} after {steps} steps")
+    return state, info
+
+
+def _has_an_evidence(inference: Inference) -> None:
+    """(G6): the slope of log_evidence in the prior mean a at fixed sites, times K, is the posterior mean less a."""
+    assert inference.log_evidence is not None
+    prior, y = _task(5)
+    state, _ = _settled(inference, prior, y)
+    evidence = inference.log_evidence
+
+    def at(change: Array) -> Array:
+        return evidence(state, prior._replace(mean=prior.mean + change @ prior.covariance))
+
+    moved = inference.posterior(state, prior).marginals.mean - prior.mean
+    _close("G6, log_evidence has the slope of a normaliser", jax.grad(at)(jnp.zeros_like(prior.mean)), moved, 1e-6)
+
+
+def _is_stationary(inference: Inference) -> None:
+    """At the fixed point the bound changes with the prior as if q stayed as it is, in a mean and in the scale of K.
+
+    So its slope in q is 0. With alpha = K^-1 (m - a) the partial derivatives of -KL(q || N(a, K)) are alpha in a, and
+    in log of a scale of K half of (m - a).alpha - tr(L V), L the precisions of the sites.
+    """
+    prior, y = _task(6)
+    state, info = _settled(inference, prior, y)
+    q = inference.posterior(state, prior)
+    _close("K5, info.elbo is the bound of the state", info.elbo, inference.elbo(state, q, y, None), 1e-5)
+    direction = jnp.asarray(np.random.default_rng(7).normal(size=prior.mean.shape))
+
+    def bound(mean: float, scale: float) -> Array:
+        changed = prior.mean + mean * direction @ prior.covariance
+        return _settled(inference, GaussianPrior(changed, prior.covariance * np.exp(scale)), y)[1].elbo
+
+    away = q.marginals.mean - prior.mean
+    slope = (bound(NEAR, 0.0) - bound(-NEAR, 0.0)) / (2 * NEAR)
+    _close("K5, the bound is stationary: its slope in the prior mean", slope, jnp.sum(direction * away), 1e-4)
+    if inference.sites is None:
+        return
+    sites, blocks = inference.sites(state), q.marginals.covariance_blocks()
+    alpha = sites.shift - sites.times(q.marginals.mean)
+    trace = sum(jnp.sum(sites.times(blocks[:, :, c].T)[c]) for c in range(blocks.shape[2]))
+    slope = (bound(0.0, NEAR) - bound(0.0, -NEAR)) / (2 * NEAR)
+    expected = 0.5 * (jnp.sum(away * alpha) - trace)
+    _close("K5, the bound is stationary: its slope in the scale of K", slope, expected, 1e-4)
+
+
+def _ignores_absent_classes(inference: Inference) -> None:
+    """K8: a class that is masked changes nothing."""
+    prior, _ = _task(8)
+    y = jnp.asarray(LABELS % 2)
+    mask = Mask(jnp.ones(len(LABELS), bool), jnp.arange(CLASSES) < 2)
+
+    def mean_and_bound(prior: GaussianPrior, mask: Mask | None) -> tuple[Array, Array]:
+        state, info = fit(jax.random.key(0), inference, prior, y, mask, steps=5)
+        return inference.posterior(state, prior).marginals.mean[:2], info.elbo
+
+    few = jax.jit(mean_and_bound)(prior._replace(mean=prior.mean[:2]), None)
+    for name, whole, part in zip(("posterior", "bound"), jax.jit(mean_and_bound)(prior, mask), few, strict=True):
+        _close(f"K8, a masked class does not change the {name}", whole, part, 1e-8)
 
 
 def _ignores_padding(inference: Inference) -> None:

@@ -2,6 +2,8 @@
 
 import itertools
 import pickle
+import warnings
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -355,6 +357,26 @@ def test_answers_say_what_is_kept():
 # Networks, pictures, runs
 
 
+def test_predictions_have_no_draws_unless_these_are_asked_for():
+    features, labels = clusters()
+    for draws, summed in (("auto", True), (64, False), (None, False)):
+        fitted = FewShotClassifier(draws=draws, temperature=0.5).fit(features, labels)
+        assert fitted.task_.learner.likelihood.summed is summed
+        answers = replace(fitted.task_, key=jax.random.key(1)).probabilities(fitted.task_.inputs)
+        assert np.array_equal(answers, fitted.task_.probabilities(fitted.task_.inputs)) is summed
+
+
+def test_a_column_whose_digits_are_lost_is_named():
+    """Time stamps: neighbours are one number in single precision."""
+    features, labels = clusters()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FewShotClassifier(REGRESSION).fit(features + 1e3, labels)
+    stamped = features + np.array([0, 0, 1.7e9, 0, 0, 0])
+    with pytest.warns(UserWarning, match=r"got column 2 with mean 1.7e\+09 and deviation .*; centre it"):
+        FewShotClassifier(REGRESSION).fit(stamped, labels)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("counts", [(4, 4, 4), (7, 3, 5)])
 @pytest.mark.parametrize("kernel", ["cosine", "rbf"])
@@ -377,6 +399,7 @@ def test_the_order_of_rows_changes_nothing(counts, kernel):
     np.testing.assert_array_equal(grown.predict_proba(features), expected.predict_proba(features))
 
 
+@pytest.mark.long
 def test_labels_are_added_without_the_old_images(tiny_run, monkeypatch):
     images = np.random.default_rng(0).integers(0, 256, (9, 16, 16, 1)).astype(np.uint8)
     fitted = FewShotClassifier.from_run(tiny_run.path).fit(images[:6], list("aabbcc"))

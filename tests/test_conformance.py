@@ -8,9 +8,10 @@ import pytest
 
 from fewshot.inference import INFERENCE, conformance
 from fewshot.inference.conformance import ConformanceError, check_inference, check_likelihood
-from fewshot.inference.inner import cvi
+from fewshot.inference.inner import cvi, exact, laplace
 from fewshot.inference.inner.base import usable_inferences
 from fewshot.models import LIKELIHOODS
+from fewshot.models.expectations import GaussHermite
 from fewshot.models.gaussian import BlockSites
 from fewshot.models.gaussian.dense import positive_part
 from fewshot.models.likelihoods import LabelRegression, LogisticSoftmax, OneVsEach, Softmax
@@ -33,7 +34,9 @@ SLOW_KERNELS = [("cvi", Softmax), ("laplace", Softmax), ("cavi", OneVsEach), ("g
     [("exact", LabelRegression), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW_KERNELS)],
 )
 def test_registered_kernels_pass(inference, likelihood):
-    assert "keeps its state" in check_inference(INFERENCE[inference](likelihood()))
+    names = check_inference(INFERENCE[inference](likelihood()), variational=inference != "laplace")
+    assert "keeps its state" in names
+    assert ("is stationary" in names) == (inference not in ("laplace", "gibbs"))
 
 
 @jax.tree_util.register_static
@@ -156,3 +159,69 @@ def test_a_kernel_that_does_not_settle_is_found():
 def test_an_object_that_is_no_likelihood_is_refused():
     with pytest.raises(TypeError, match="expected a Likelihood, got int"):
         check_likelihood(3)
+
+
+REGRESSION = exact(LabelRegression())
+
+
+def begun(change):
+    """Exact regression from other sites: change(sites) -> sites."""
+
+    def init(key, prior, y, mask=None):
+        state = REGRESSION.init(key, prior, y, mask)
+        return state._replace(sites=change(state.sites))
+
+    return REGRESSION._replace(init=init)
+
+
+def with_bound(change):
+    """With another bound: change(bound, KL) -> bound."""
+
+    def elbo(state, posterior, y, mask=None):
+        return change(REGRESSION.elbo(state, posterior, y, mask), posterior.kl)
+
+    def step(key, state, prior, y, mask=None):
+        state, info = REGRESSION.step(key, state, prior, y, mask)
+        return state, info._replace(elbo=elbo(state, prior.given(state.sites), y, mask))
+
+    return REGRESSION._replace(step=step, elbo=elbo)
+
+
+def without_classes(key, prior, y, mask=None):
+    real = None if mask is None else mask._replace(classes=jnp.ones_like(mask.classes))
+    return REGRESSION.init(key, prior, y, real)
+
+
+def told_twice(key, state, prior, y, mask=None):
+    state, info = REGRESSION.step(key, state, prior, y, mask)
+    return state, info._replace(elbo=2 * info.elbo)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "inference, message",
+    [
+        (
+            begun(lambda sites: sites._replace(precision=0.5 * sites.precision)),
+            "K5, .* slope in the (prior mean|scale)",
+        ),
+        (begun(lambda sites: sites._replace(shift=0.5 * sites.shift)), "K5, .* slope in the prior mean"),
+        (with_bound(lambda bound, kl: bound + kl), "K5, .* slope in the prior mean"),
+        (with_bound(lambda bound, kl: bound - kl), "K5, .* slope in the prior mean"),
+        (REGRESSION._replace(step=told_twice), "K5, info.elbo is the bound of the state"),
+        (REGRESSION._replace(log_evidence=lambda *state: -REGRESSION.log_evidence(*state)), "G6, log_evidence"),
+        (REGRESSION._replace(init=without_classes), "K8, a masked class does not change the bound"),
+    ],
+    ids=["half a precision", "half a shift", "no KL", "two KL", "another bound", "negated evidence", "absent classes"],
+)
+def test_planted_errors_of_an_inference_are_found(inference, message):
+    with pytest.raises(ConformanceError, match=message):
+        check_inference(inference)
+
+
+@pytest.mark.long
+def test_laplace_keeps_all_promises_but_a_stationary_bound():
+    kernel = laplace(Softmax(), expectation=GaussHermite(12))
+    assert {"has an evidence", "ignores padding"} <= set(check_inference(kernel, variational=False))
+    with jax.enable_x64(True), pytest.raises(ConformanceError, match="K5, the bound is stationary"):
+        conformance._is_stationary(kernel)
