@@ -28,7 +28,7 @@ NOISE_RATIO, NOISE_SPREAD = float(np.log(0.1)), 2.0
 KEPT = 256  # points of the posterior that predictions are averaged over
 # Of the search for the largest evidence: how far scale and others may go from their start, and the log noise variance.
 SCALE_REACH, REACH, NOISES = 6.9, 4.6, (-13.8, 4.6)
-NOISE_STARTS, NOISE_STEP = (-2.3, -6.9), 2.3
+NOISE_STARTS = (-2.3, -6.9)
 SHORTER = 1.4  # nats by which some searches start from a shorter length-scale
 AT_ONCE = 32  # points of hyper-parameters whose matrices are held at once
 
@@ -108,8 +108,7 @@ def averaged(kernel: Kernel, data: Labelled, noise: float | None, seed: int) -> 
 def maximised(kernel: Kernel, data: Labelled, noise: float | None) -> Process:
     """The process at the hyper-parameters of largest evidence, by L-BFGS-B from several starts.
 
-    A known noise is approached from above: where it is small, the evidence has maxima that explain nothing. Raises
-    FloatingPointError where no search ends in a finite evidence.
+    Raises FloatingPointError where no search ends in a finite evidence.
     """
     start = _start(kernel, data)
     reach = np.array([SCALE_REACH if name == "log_scale" else REACH for name in start])
@@ -127,16 +126,8 @@ def maximised(kernel: Kernel, data: Labelled, noise: float | None) -> Process:
         return float(found.fun), found.x
 
     shorter = first - SHORTER * (np.array([*start]) == "log_lengthscale")
-    ends = []
-    for begun in (first, shorter):
-        for log_noise in NOISE_STARTS:
-            if noise is None:
-                ends.append(lowest(np.append(begun, log_noise), NOISES))
-                continue
-            value, end = np.inf, np.append(begun, log_noise)
-            for step in [*np.arange(log_noise, np.log(noise), -NOISE_STEP), np.log(noise)]:
-                value, end = lowest(end, (float(step), float(step)))
-            ends.append((value, end))
+    noises, starts = (NOISES, NOISE_STARTS) if noise is None else ((np.log(noise),) * 2, (np.log(noise),))
+    ends = [lowest(np.append(begun, log_noise), noises) for begun in (first, shorter) for log_noise in starts]
     ends = [end for end in ends if np.isfinite(end[0])]
     if not ends:
         raise FloatingPointError("no search ended in a finite evidence")
