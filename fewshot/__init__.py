@@ -42,7 +42,7 @@ _HOMES = {
     "inference.inner": ("cvi", "cavi", "gibbs", "laplace", "exact", "gradient", "fit", "run", "settle"),
     "inference.predictive": ("predict", "temper"),
     "inference.diagnostics": ("to_arviz",),
-    "inference.conformance": ("check_likelihood",),
+    "inference.conformance": ("check_likelihood", "check_inference"),
     "learners": ("LEARNERS", "GaussianProcess", "Learner", "NearestNeighbour", "Prediction", "solve"),
     "tasks": ("load", "sample_task"),
     "training.run": ("Run", "load_run"),

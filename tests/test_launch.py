@@ -70,7 +70,8 @@ atexit.register(print, ", cleaned up", end="")
 print("a line", end="")
 leave({code})
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run([sys.executable, "-c", program], env=buffered, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (code, printed, "")
 
 

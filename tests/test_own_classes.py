@@ -8,6 +8,7 @@ from PIL import Image
 
 from fewshot.runners import evaluate, meta_train
 from fewshot.tasks import DataError
+from fewshot.tasks.episodes import Splits, make_dataset
 from fewshot.training.data import check_own_classes, load_splits, own_classes
 
 PARTS = ("train", "validation", "test")
@@ -21,6 +22,18 @@ def write_features(file, names):
         arrays[f"{part}_labels"] = labels
         arrays[f"{part}_features"] = rng.normal(size=(len(labels), 4)) + np.repeat(np.arange(3), 12)[:, None]
     np.savez(file, **arrays)
+
+
+def test_a_class_that_several_splits_have_is_named_with_all_of_them():
+    """One word for two classes; and what is said where places are the same, but not the order."""
+    held = {"train": ("a", "b"), "validation": ("a", "c"), "test": ("d",)}
+    one = make_dataset(np.zeros((1, 1, 1, 2), np.float32), np.zeros(1, int))
+    splits = Splits("embeddings:x", one, one, one, {**held, "train": ("b",)}, (1, 1, 2))
+    with pytest.raises(DataError, match=r"got 1 in other places: a \(train and validation then, validation now\); put"):
+        check_own_classes(splits, held)
+    with pytest.raises(DataError, match="in the order that the run was trained with, got another; put new"):
+        check_own_classes(splits._replace(class_names={**held, "train": ("b", "a")}), held)
+    check_own_classes(splits._replace(class_names=held), {name: [*names] for name, names in held.items()})
 
 
 @pytest.mark.long

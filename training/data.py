@@ -35,13 +35,23 @@ def check_own_classes(splits: Splits, trained_with: Mapping[str, Sequence[str]] 
     now = own_classes(splits)
     if trained_with is None or now is None or now == trained_with:
         return
-    before, after = ({name: split for split in SPLITS for name in held[split]} for held in (trained_with, now))
-    changed = [name for name in sorted(before | after) if before.get(name) != after.get(name)]
-    moves = [f"{name} ({before.get(name, 'absent')} then, {after.get(name, 'absent')} now)" for name in changed]
+    names = sorted({name for held in (trained_with, now) for split in SPLITS for name in held[split]})
+    places = {name: [_places(name, held) for held in (trained_with, now)] for name in names}
+    moves = [f"{name} ({then} then, {today} now)" for name, (then, today) in places.items() if then != today]
+    if not moves:
+        raise DataError(
+            f"expected the classes of {splits.name} in the order that the run was trained with, got another; put new "
+            "classes into another folder"
+        )
     raise DataError(
         f"expected the classes of {splits.name} as the run was trained with them, got {len(moves)} in other places: "
         f"{', '.join(moves[:3])}{', ...' if len(moves) > 3 else ''}; put new classes into another folder"
     )
+
+
+def _places(name: str, held: Mapping[str, Sequence[str]]) -> str:
+    """The splits that have a class, which may be several."""
+    return " and ".join(split for split in SPLITS if name in held[split]) or "absent"
 
 
 def check_images(images: Array | np.ndarray, what: str) -> None:

@@ -141,7 +141,7 @@ def refusal(inference: Inference, objective: Objective, hypergradient: HyperGrad
     if traits.sampled and objective in OF_CAVITIES:
         return "a draw without one of its sites is no draw of what the other labels say; use evidence or predictive"
     if hypergradient is implicit and inference.fixed_point is None:
-        return "its sites are known in closed form, there is no fixed point to differentiate; use hyper-gradient sites"
+        return "it names no fixed point (Inference.fixed_point) to differentiate; use hyper-gradient sites"
     if objective is evidence and hypergradient is sites and traits.evidence_value and not traits.differentiable_sites:
         return "its evidence follows its mode, which fixed sites do not; use hyper-gradient implicit or unroll"
     if objective is evidence and hypergradient is not sites and not traits.evidence_value:
