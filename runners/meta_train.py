@@ -25,6 +25,7 @@ from fewshot.training.curve_problem import load_curve_problem
 from fewshot.training.events import EventFile, Rows, event_modules, no_events
 from fewshot.training.interruption import stoppable
 from fewshot.training.loop import Training
+from fewshot.training.plugins import load_plugins
 from fewshot.training.problem import Problem, Tested
 from fewshot.training.progress import Progress
 from fewshot.training.run import Run, build_run, describe, export, with_weights
@@ -127,6 +128,7 @@ def command_line(arguments: Sequence[str] | None = None) -> int:
     """Exit code: 0, 2 after an error in one line, 128 + the signal that stopped the run."""
     try:
         with one_line_errors(*EXPECTED):
+            load_plugins()
             config = parse(arguments)
             processes.connect(config)
             compilation_cache.keep_programs()

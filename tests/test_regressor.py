@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from test_real_labels import gaussian_process
 
 from fewshot import FewShotRegressor, SparseRegressor
+from fewshot.contract import seed_of
 from fewshot.inference.inner.base import Code
 from fewshot.learners import NearestNeighbour
 from fewshot.models.backbones import Identity
@@ -175,6 +176,7 @@ def test_random_states_of_scikit_learn_are_taken(make):
     ends = [make(random_state=np.random.RandomState(3)).fit(x, y).predict(x) for _ in range(2)]
     np.testing.assert_array_equal(*ends)
     assert np.isfinite(make(random_state=None).fit(x, y).predict(x)).all()
+    assert seed_of(np.int64(7)) == 7
 
 
 # The tests' run-time type checker refuses the -1 that this check hands to every parameter of the constructor.

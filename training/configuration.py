@@ -170,7 +170,11 @@ class RunConfig:
         for name, value in stored.items():
             expected = _expected_of(name, value) if own else _expected_of_others(name, value)
             if expected:
-                advice = "import what registers it, or train again" if name in REGISTRIES else "train again"
+                advice = (
+                    "name the module that registers it in FEWSHOT_PLUGINS, or train again"
+                    if name in REGISTRIES
+                    else "train again"
+                )
                 raise ConfigError(f"{where}: expected {expected} as {name}, got {plain(repr(value))[:60]}; {advice}")
         # Runs from before random changes of training images had none, and one prior for all likelihoods.
         settings: dict[str, Setting] = {"trainer.augment": "none", **cast(Settings, stored["settings"])}

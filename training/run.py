@@ -36,6 +36,7 @@ from fewshot.training.configuration import (
 )
 from fewshot.training.data import check_own_classes, load_splits
 from fewshot.training.overrides import LARGEST_LOG, Arguments, ConfigError, converted
+from fewshot.training.plugins import load_plugins
 from fewshot.training.run_directory import RunDirectory, RunError
 from fewshot.training.weights import WeightTree
 
@@ -138,7 +139,11 @@ def exported(run: Run, step: int) -> WeightTree:
 
 
 def load_run(run_dir: str | Path) -> Run:
-    """The best weights of a run folder. Raises RunError for a folder that is missing or damaged."""
+    """The best weights of a run folder. Raises RunError for a folder that is missing or damaged.
+
+    Parts of one's own are those that are registered, or that `plugins` registers.
+    """
+    load_plugins()
     directory = run_directory.load(Path(run_dir))
     stored = directory.load_weights()
     config = RunConfig.from_json(directory.config, str(run_dir))

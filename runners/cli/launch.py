@@ -14,6 +14,7 @@ from fewshot.tasks import DataError
 from fewshot.training.checkpoint import CheckpointError
 from fewshot.training.interruption import AT_ONCE, Stopped, stoppable
 from fewshot.training.overrides import ConfigError
+from fewshot.training.plugins import load_plugins
 from fewshot.training.run_directory import RunError
 
 Config = TypeVar("Config")
@@ -31,6 +32,7 @@ def launch(
     128 + SIGPIPE where nobody reads the output any more, as after `head`, 128 + the signal after Ctrl-C or SIGTERM.
     """
     with one_line_errors(*EXPECTED, *others):
+        load_plugins()
         config = parse(arguments)
         compilation_cache.keep_programs()
         processor.tune()

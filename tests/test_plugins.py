@@ -1,0 +1,78 @@
+"""Parts of a user's own, registered by a module that FEWSHOT_PLUGINS names: the example of docs/learners.md."""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+from conftest import REPOSITORY
+
+from fewshot.learners import LEARNERS
+from fewshot.runners import evaluate, meta_train
+from fewshot.training.overrides import ConfigError
+from fewshot.training.plugins import load_plugins
+from fewshot.training.run import load_run
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The example as mine.py in the working folder; nothing of it is left behind."""
+    text = (REPOSITORY / "docs" / "learners.md").read_text()
+    (tmp_path / "mine.py").write_text(re.search(r"```python\n(# mine.py\n.*?)```", text, re.DOTALL).group(1))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("FEWSHOT_PLUGINS", "mine")
+
+    def forget():
+        sys.modules.pop("mine", None)
+        LEARNERS.pop("centres", None)
+
+    yield forget
+    forget()
+
+
+@pytest.mark.long
+def test_a_learner_of_ones_own_is_trained_and_opened_again(mine, tmp_path, monkeypatch, capsys):
+    rng, arrays = np.random.default_rng(0), {}
+    for part, names in (("train", "abc"), ("validation", "def"), ("test", "ghi")):
+        labels = np.repeat(list(names), 12)
+        arrays[f"{part}_labels"] = labels
+        arrays[f"{part}_features"] = rng.normal(size=(36, 4)) + 4 * np.repeat(np.eye(3, 4), 12, axis=0)
+    np.savez(tmp_path / "features.npz", **arrays)
+    run, few = tmp_path / "run", [f"trainer.{kind}_episodes=8" for kind in ("validation", "temperature", "test")]
+    words = ["--learner", "centres", "--dataset", f"embeddings:{tmp_path / 'features.npz'}", "--backbone", "identity"]
+    words += ["--way", "3", "--query", "2", "--episodes", "4", "--run-dir", str(run), "--set", *few]
+    assert meta_train.command_line(words) == 0
+    mine()
+    assert evaluate.command_line([str(run), "--episodes", "8"]) == 0
+    capsys.readouterr()
+    mine()
+    assert type(load_run(run).learner).__name__ == "Centres"
+    mine()
+    monkeypatch.delenv("FEWSHOT_PLUGINS")
+    with pytest.raises(
+        ConfigError, match="as learner, got 'centres'; name the module that registers it in FEWSHOT_PLUGINS"
+    ):
+        load_run(run)
+    with pytest.raises(SystemExit, match="2"):
+        evaluate.command_line([str(run), "--episodes", "8"])
+    assert "FEWSHOT_PLUGINS" in capsys.readouterr().err
+
+
+def test_a_module_that_cannot_be_imported_is_one_line(mine, tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.py").write_text("raise RuntimeError('two\\nlines')")
+    for names, reason in (("absent", "ModuleNotFoundError"), ("mine, broken", "RuntimeError: two")):
+        monkeypatch.setenv("FEWSHOT_PLUGINS", names)
+        with pytest.raises(SystemExit, match="2"):
+            meta_train.command_line(["--quiet"])
+        message = capsys.readouterr().err
+        assert f"in FEWSHOT_PLUGINS, got {names.split(', ')[-1]} ({reason}" in message
+        assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("names", ["", " , "])
+def test_nothing_is_imported_unless_something_is_named(mine, monkeypatch, names):
+    monkeypatch.setenv("FEWSHOT_PLUGINS", names)
+    before = [*sys.path]
+    load_plugins()
+    assert "mine" not in sys.modules and sys.path == before

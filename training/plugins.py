@@ -1,0 +1,32 @@
+"""Parts of a user's own: modules that the variable FEWSHOT_PLUGINS names are imported before a run is made or opened.
+
+# mine.py
+from fewshot.learners import LEARNERS
+LEARNERS["mine"] = MyLearner
+
+FEWSHOT_PLUGINS=mine fewshot train --learner mine
+"""
+
+import importlib
+import os
+import sys
+
+from fewshot.training.overrides import ConfigError
+
+VARIABLE = "FEWSHOT_PLUGINS"
+
+
+def load_plugins() -> None:
+    """Import the modules that FEWSHOT_PLUGINS names, with commas between; the working folder is searched last.
+
+    Raises ConfigError, in one line, for a module that cannot be imported.
+    """
+    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
+    for name in filter(None, names):
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ConfigError(f"expected modules that can be imported in {VARIABLE}, got {name} ({reason})") from error
