@@ -1,10 +1,12 @@
 """`embeddings:PATH`: features that a network of the user computed, for the Gaussian process alone.
 
 PATH is an `.npz` file with six arrays: train_features [I, D] and train_labels [I], the same for validation and test.
-Labels are numbers or words, and name the classes of their own split. The features stand in for images of shape
-(1, 1, D), any finite numbers: train with the backbones `identity`, which leaves them as they are, or `mlp`.
+Labels are numbers, which name the classes of their own split, or words that no two splits have in common. The features
+stand in for images of shape (1, 1, D), any finite numbers: train with the backbones `identity`, which leaves them as
+they are, or `mlp`.
 """
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,20 @@ def load(path: str, size: int | None = None) -> Splits:
     widths = {part: np.shape(arrays[f"{part}_features"])[-1:] for part in SPLITS}
     if len(set(widths.values())) > 1:
         raise DataError(f"expected features of one size in {path}, got {widths}; use one network for all splits")
+    _check_words(path, {part: np.unique(arrays[f"{part}_labels"]) for part in SPLITS})
     return make_splits(f"embeddings:{path}", {part: _split(arrays, part, path) for part in SPLITS})
+
+
+def _check_words(path: str, labels: dict[str, np.ndarray]) -> None:
+    """Raises DataError for a word that names classes of two splits: one that was trained on is no new class."""
+    for one, other in itertools.combinations(SPLITS, 2):
+        if labels[one].dtype.kind in "US" and labels[one].dtype.kind == labels[other].dtype.kind:
+            both = np.intersect1d(labels[one], labels[other])
+            if len(both):
+                raise DataError(
+                    f"expected classes of their own in every split of {path}, got {str(both[0])[:40]!r} in {one} and "
+                    f"{other}; give unlike classes unlike words, or numbers"
+                )
 
 
 def load_features(path: str | Path, width: int, labelled: bool) -> Images:

@@ -394,12 +394,13 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path):
 def test_features_stand_in_for_images(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {f"{part}_features": rng.normal(size=(12, 5)) for part in SPLITS}
-    arrays |= {f"{part}_labels": np.repeat(np.array(["oak", "ash", "elm"]), 4) for part in SPLITS}
+    trees = {part: [f"{tree} {part}" for tree in ("oak", "ash", "elm")] for part in SPLITS}
+    arrays |= {f"{part}_labels": np.repeat(trees[part], 4) for part in SPLITS}
     path = tmp_path / "features.npz"
     np.savez(path, **arrays)
     splits = load(f"embeddings:{path}")
     assert splits.image_shape == (1, 1, 5) and sizes(splits) == [3, 3, 3]
-    assert splits.class_names["test"] == ("ash", "elm", "oak")
+    assert splits.class_names["test"] == ("ash test", "elm test", "oak test")
     task = jax.jit(lambda key: sample_task(key, splits.test, way=2, shot=1, query=2))(jax.random.key(0))
     assert task.x_query.shape == (4, 1, 1, 5) and task.x_query.dtype == np.float32
     own = np.asarray(splits.train.images)[np.asarray(splits.train.index[0])][:, 0, 0]
@@ -419,9 +420,12 @@ def test_features_stand_in_for_images(tmp_path):
         ({"test_features": arrays["test_features"][:, :4]}, "features of one size"),
         ({"test_labels": arrays["test_labels"][:3]}, "(12, 5) and (3,)"),
         ({"train_features": np.full((12, 5), np.nan)}, "finite numbers in train_features"),
+        ({"test_labels": np.array(trees["test"] * 3 + trees["train"])}, "got 'ash train' in train and test"),
     ):
         np.savez(path, **{**arrays, **changed})
         refused(f"embeddings:{path}", None, *words)
+    np.savez(path, **arrays | {f"{part}_labels": np.repeat([0, 1, 2], 4) for part in SPLITS})
+    assert load(f"embeddings:{path}").class_names["test"] == ("0", "1", "2")  # numbers are those of their split
     np.savez(path, train_features=arrays["train_features"])
     refused(f"embeddings:{path}", None, "train_labels")
     refused(f"embeddings:{tmp_path / 'none.npz'}", None, "expected an .npz file of features")
