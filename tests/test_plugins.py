@@ -43,6 +43,7 @@ def test_a_learner_of_ones_own_is_trained_and_opened_again(mine, tmp_path, monke
     words = ["--learner", "centres", "--dataset", f"embeddings:{tmp_path / 'features.npz'}", "--backbone", "identity"]
     words += ["--way", "3", "--query", "2", "--episodes", "4", "--run-dir", str(run), "--set", *few]
     assert meta_train.command_line(words) == 0
+    assert load_run(run).temperature != 1  # the learner has no parameter, so no step is better than none
     mine()
     assert evaluate.command_line([str(run), "--episodes", "8"]) == 0
     capsys.readouterr()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxtyping import PyTree
 
 from fewshot.evaluation.scoring import number_failed
@@ -277,7 +278,7 @@ class Training:
     def _validate(self, run: Run) -> dict[str, float | int]:
         """Scores on the validation episodes; the best weights so far are exported with their temperature.
 
-        It stays 1 for a network that no step was taken on.
+        It stays 1 for a network that no step was taken on, unless there is nothing to learn.
         """
         scores = self.validate(run.learner)
         values: dict[str, float | int] = {
@@ -287,7 +288,7 @@ class Training:
         value = self.selection.value(values)
         if value > self.best:
             self.best, self.best_step = value, self.step
-            if self.step > 0:
+            if self.step > 0 or not jax.tree.leaves(nnx.state(run.learner, nnx.Param)):
                 run = replace(run, temperature=self.calibrate(run.learner))
             export(self.directory, run, self.step)
             values["temperature"] = run.temperature
