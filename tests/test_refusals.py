@@ -82,7 +82,7 @@ def test_no_steps_are_refused():
 
 
 NO_SITES, DRAWS, NO_BOUND = "it has no sites", "random draws, through which no gradient", "draws maximise no bound"
-NO_FIXED_POINT, NO_VALUE = "there is no fixed point", "its own total derivative is not that of any bound"
+NO_FIXED_POINT, NO_VALUE = "it names no fixed point", "its own total derivative is not that of any bound"
 NO_CAVITY = "a draw without one of its sites"
 REFUSED = {
     "cvi": {("evidence", "unroll"): NO_VALUE, ("evidence", "implicit"): NO_VALUE},
