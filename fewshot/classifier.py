@@ -378,7 +378,7 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
         if pictures is None:
             table = validate_data(self, X, reset=reset, ensure_min_samples=int(reset))
             if reset:
-                warn_of_lost_digits(table)
+                warn_of_lost_digits(table, stacklevel=4)
             return in_precision(table, "X")[:, None, None]
         if self.encoder is not None:
             encoder = named_encoder(self.encoder) if isinstance(self.encoder, str) else self.encoder

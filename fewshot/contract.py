@@ -51,7 +51,7 @@ def in_precision(values: Shaped[np.ndarray, "N *D"], called: str) -> Float[np.nd
     return found
 
 
-def warn_of_lost_digits(table: Shaped[np.ndarray, "N D"]) -> None:
+def warn_of_lost_digits(table: Shaped[np.ndarray, "N D"], stacklevel: int) -> None:
     """Warns of a column whose numbers differ by less than JAX's precision holds well."""
     with np.errstate(over="ignore", invalid="ignore"):
         level, spread = np.abs(table.mean(axis=0, dtype=np.float64)), table.std(axis=0, dtype=np.float64)
@@ -61,7 +61,7 @@ def warn_of_lost_digits(table: Shaped[np.ndarray, "N D"]) -> None:
         warnings.warn(
             f"expected columns that vary about 0, got column {first} with mean {level[first]:.3g} and deviation "
             f"{spread[first]:.3g}, whose digits single precision drops; centre it, as StandardScaler does",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 

@@ -19,8 +19,8 @@ def order_of(inputs: Shaped[np.ndarray, "N ..."], y: Int[np.ndarray, " N"]) -> I
     Within a class it is a fixed shuffle of the order along a fixed direction, so neighbours have nothing in common, and
     rounding of the inputs does not change it.
     """
-    rows = np.asarray(inputs, np.float64).reshape(len(inputs), -1)
-    along = rows @ np.random.default_rng(0).normal(size=rows.shape[1])
+    flat = np.asarray(inputs, np.float64).reshape(len(inputs), -1)
+    along = flat @ np.random.default_rng(0).normal(size=flat.shape[1])
     order = np.lexsort((along, y))
     own = [order[y[order] == k] for k in range(y.max() + 1)]
     return np.concatenate([np.random.default_rng(len(rows)).permutation(rows) for rows in own])

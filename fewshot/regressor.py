@@ -36,26 +36,17 @@ from fewshot.training.run import load_run
 
 __all__ = ["FewShotRegressor"]
 
+LEAST_NOISE = 1e-10  # of the variance of y, which double precision holds beside it
 MOST_AVERAGED = 200  # rows up to which hyper-parameters are averaged over, unless told otherwise
 
 
 class Fitted(NamedTuple):
-    """What `fit` keeps: rows, the learner that was given or the process that was found, the labels' scaling, a seed."""
+    """What `fit` keeps: rows with scaled labels, the learner that was given or the process that was found, a seed."""
 
-    x: Float[np.ndarray, "N D"]
-    y: Float[np.ndarray, " N"]
-    chosen: Learner | Process
+    labelled: Labelled
     scaling: Scaling
+    chosen: Learner | Process
     seed: int
-
-    @property
-    def labelled(self) -> Labelled:
-        """The rows with scaled labels, padded, so that few numbers of rows compile anything."""
-        rows = len(self.y)
-        transductive = isinstance(self.chosen, Learner) and self.chosen.traits.transductive
-        size = rows if transductive else bucket(rows, 1)[0]
-        y = (self.y - self.scaling.centre) / self.scaling.unit
-        return Labelled(padded(self.x, size), padded(y, size), np.arange(size) < rows)
 
     @property
     def precision(self) -> AbstractContextManager:
@@ -69,10 +60,11 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
     learner: a `Learner` with real labels, which sees X and y as they are; None for a Gaussian process. That one sees y
     centred and divided by its standard deviation, in double precision; predictions are in y's own unit. kernel: a name
     of `KERNELS` or a `Kernel`, which needs no statistics of features. noise: a variance in y's unit squared that is
-    known; None to learn it. average: True predicts with the mean over the posterior of scale, length-scale and noise,
-    under weak priors (docs/regression.md); False with those of largest marginal likelihood, as scikit-learn's
-    `GaussianProcessRegressor` does, whose intervals are too narrow where points are few; None averages up to 200 rows.
-    kernel, noise and average belong to learner=None. random_state: the seed of learners that draw, and of the average.
+    known, at least 1e-10 of that of y; None to learn it. average: True predicts with the mean over the posterior of
+    scale, length-scale and noise, under weak priors (docs/regression.md); False with those of largest marginal
+    likelihood, as scikit-learn's `GaussianProcessRegressor` does, whose intervals are too narrow where points are few;
+    None averages up to 200 rows. kernel, noise and average belong to learner=None. random_state: the seed of learners
+    that draw, and of the average.
 
     X is a table [N, D], y numbers [N]. After `fit`: n_features_in_, log_marginal_likelihood_ (of y, learner=None; where
     it averages, of the priors too), hyperparameters_ (of labels with mean 0 and variance 1, learner=None; the mean of
@@ -112,8 +104,10 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
             if self.learner is None:
                 self._fitted = self._found(x, labels, seed)
             else:
-                warn_of_lost_digits(x)
-                self._fitted = Fitted(x, labels, self._given(x.shape[1]), Scaling(np.zeros(()), np.ones(())), seed)
+                warn_of_lost_digits(x, stacklevel=3)
+                learner, scaling = self._given(x.shape[1]), Scaling(np.zeros(()), np.ones(()))
+                size = len(labels) if learner.traits.transductive else bucket(len(labels), 1)[0]
+                self._fitted = Fitted(_labelled(x, labels, size), scaling, learner, seed)
             self._task, self.code_ = _conditioned(self._fitted)
         return self
 
@@ -177,7 +171,7 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         kernel, average = plain_kernel(self.kernel), self.average
         if average is not None and not isinstance(average, bool | np.bool_):
             raise ValueError(f"expected True, False or None as average, got {average!r:.40}")
-        Scaling.of(x, "X")
+        Scaling.of(x, "X")  # for what it refuses
         scaling = Scaling.of(labels, "y", fewer=1)
         if not np.ptp(labels) > 0:
             warnings.warn(
@@ -186,19 +180,21 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
                 stacklevel=3,
             )
         noise = None if self.noise is None else _positive(self.noise) / float(scaling.unit) ** 2
-        empty = Fitted(x, labels, Process(kernel, np.empty((0, 0)), np.empty(0), 0.0, 0.0), scaling, seed)
-        with empty.precision:
+        if noise is not None and noise < LEAST_NOISE:
+            raise ValueError(f"expected at least {LEAST_NOISE:g} of the variance of y as noise, got {noise:.1e} of it")
+        data = _labelled(x, (labels - scaling.centre) / scaling.unit, bucket(len(labels), 1)[0])
+        with jax.enable_x64(True):
             try:
                 if len(labels) <= MOST_AVERAGED if average is None else average:
-                    found = few_points.averaged(kernel, empty.labelled, noise, seed)
+                    found = few_points.averaged(kernel, data, noise, seed)
                 else:
-                    found = few_points.maximised(kernel, empty.labelled, noise)
+                    found = few_points.maximised(kernel, data, noise)
             except FloatingPointError as error:
                 raise InferenceFailedError(
                     "no hyper-parameters have a finite evidence; remove extreme values, or raise noise"
                 ) from error
         self.log_marginal_likelihood_ = found.log_evidence - len(labels) * float(np.log(scaling.unit))
-        return empty._replace(chosen=found)
+        return Fitted(data, scaling, found, seed)
 
 
 def plain_kernel(chosen: str | Kernel) -> Kernel:
@@ -211,12 +207,19 @@ def plain_kernel(chosen: str | Kernel) -> Kernel:
     return chosen
 
 
+def _labelled(x: Float[np.ndarray, "N D"], y: Float[np.ndarray, " N"], size: int) -> Labelled:
+    """So many rows: few numbers of rows compile anything."""
+    return Labelled(padded(x, size), padded(y, size), np.arange(size) < len(y))
+
+
 def _conditioned(fitted: Fitted) -> tuple[PyTree, Code]:
     """The posterior. Raises InferenceFailedError where it is not finite."""
     data = fitted.labelled
     with fitted.precision:
         if isinstance(fitted.chosen, Process):
-            state, code = fitted.chosen.condition(data), Code.OK
+            state = fitted.chosen.condition(data)
+            finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))
+            code = Code.OK if finite else Code.NON_FINITE
         else:
             key, _ = jax.random.split(key_of(fitted.seed))
             x, y = in_precision(data.x, "X"), in_precision(data.y, "y")

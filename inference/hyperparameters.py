@@ -22,6 +22,7 @@ from fewshot.models.gaussian import triangular_root
 BLOCK, ROUNDS = 256, 12  # points that are drawn at once, of the prior twice; and the most rounds after these
 ENOUGH = 200.0  # effective number of points, at which no round follows
 FEWEST = 20.0  # effective number of points that a proposal is made from, by a power of the likelihood
+FLAT = 1e-4  # of a coordinate's deviation that no other explains, below which points lie in fewer dimensions
 FREEDOM, WIDER = 5, 1.5  # degrees of freedom of a proposal, and its covariance in units of the points'
 
 _root = jax.jit(triangular_root)
@@ -65,10 +66,15 @@ class _Proposal(NamedTuple):
         return self.centre + normal @ self.root.T
 
     def log_density(self, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, " M"]:
+        """Of coordinates in units of their own deviations: some may be known far better than others."""
         shape = self.root @ self.root.T
+        unit = np.sqrt(np.diag(shape))
+        at, alike = (points - self.centre) / unit, shape / np.outer(unit, unit)
+        zero = np.zeros(len(unit))
+        one = stats.multivariate_normal(zero, alike)
         if np.isfinite(self.freedom):
-            return stats.multivariate_t(self.centre, shape, self.freedom).logpdf(points).reshape(-1)
-        return stats.multivariate_normal(self.centre, shape).logpdf(points).reshape(-1)
+            one = stats.multivariate_t(zero, alike, self.freedom)
+        return one.logpdf(at).reshape(-1) - np.sum(np.log(unit))
 
 
 def posterior_points(
@@ -80,7 +86,7 @@ def posterior_points(
     """The posterior of P numbers with independent normal priors N(centre, spread^2).
 
     log_likelihood is asked of BLOCK points at a time; one where it is not finite has no weight. Raises
-    FloatingPointError where no point has any.
+    FloatingPointError where no point has any, or too few to learn from.
     """
     prior = _Proposal(np.asarray(centre, np.float64), np.diag(np.asarray(spread, np.float64)))
     proposals, points = [prior], prior.points(2 * BLOCK, seed)
@@ -139,4 +145,7 @@ def _about(points: Float[np.ndarray, "M P"], weights: Float[np.ndarray, " M"]) -
     centre = weights @ points
     away = points - centre
     covariance = WIDER * (weights * away.T) @ away
-    return _Proposal(centre, np.asarray(_root(jnp.asarray(covariance))), FREEDOM)
+    root = np.asarray(_root(jnp.asarray(covariance)))
+    if not (np.diag(root) > FLAT * np.sqrt(np.diag(covariance))).all():
+        raise FloatingPointError("too few points have a finite likelihood")
+    return _Proposal(centre, root, FREEDOM)

@@ -1,6 +1,5 @@
 """Exact regression with open hyper-parameters: grids, padding, linear algebra of its own, scikit-learn."""
 
-import jax
 import numpy as np
 import pytest
 from problems import double
@@ -10,7 +9,6 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF as OtherRBF
 from sklearn.gaussian_process.kernels import ConstantKernel
 
-from fewshot.inference import few_points
 from fewshot.inference.few_points import LEVEL, Labelled, averaged, maximised
 from fewshot.models.kernels import RBF, Linear
 
@@ -115,16 +113,9 @@ def test_the_search_finds_the_largest_evidence_at_any_known_noise(noise):
 
 
 @double
-def test_what_has_no_finite_evidence_is_said(monkeypatch):
+def test_what_has_no_finite_evidence_is_said():
     data = labelled()
     broken = data._replace(y=data.y * np.nan)
     for process_of in (lambda: averaged(RBF(), broken, None, seed=0), lambda: maximised(RBF(), broken, None)):
         with pytest.raises(FloatingPointError):
             process_of()
-
-
-def test_the_average_needs_double_precision_only_for_accuracy():
-    assert jax.config.jax_enable_x64 is False
-    data = Labelled(*(part.astype(np.float32) if part.dtype == np.float64 else part for part in labelled()))
-    assert np.isfinite(averaged(RBF(), data, 0.1, seed=0).log_evidence)
-    assert few_points.names_of(RBF()) == ("log_scale", "log_lengthscale", "log_noise")

@@ -68,3 +68,24 @@ def test_what_is_not_finite_has_no_weight():
     np.testing.assert_allclose(found.log_evidence, np.log(0.5), atol=0.01)
     with pytest.raises(FloatingPointError, match="no point"):
         posterior_points(lambda points: np.full(len(points), np.inf), np.zeros(1), np.ones(1))
+
+
+@double
+def test_points_in_fewer_dimensions_are_too_few():
+    """One point alone that has a likelihood says nothing of a posterior."""
+
+    def at_one(points):
+        return np.where(np.arange(len(points)) == 7, 0.0, -np.inf)
+
+    with pytest.raises(FloatingPointError, match="too few points"):
+        posterior_points(at_one, np.zeros(2), np.ones(2))
+
+
+@double
+def test_coordinates_may_be_known_unlike_well():
+    deviations = np.array([1e-5, 1.0])
+    likelihood = stats.norm(0.1, deviations)
+    found = posterior_points(lambda points: likelihood.logpdf(points).sum(axis=1), np.zeros(2), np.ones(2))
+    mean, covariance = moments(found)
+    np.testing.assert_allclose(mean, [0.1, 0.05], atol=0.05)
+    np.testing.assert_allclose(np.sqrt(np.diag(covariance)), [1e-5, np.sqrt(0.5)], rtol=0.1)

@@ -16,7 +16,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from test_real_labels import gaussian_process
 
 from fewshot import FewShotRegressor, SparseRegressor
+from fewshot.conditioning import InferenceFailedError
 from fewshot.contract import seed_of
+from fewshot.inference.few_points import Process
 from fewshot.inference.inner.base import Code
 from fewshot.learners import NearestNeighbour
 from fewshot.models.backbones import Identity
@@ -66,6 +68,22 @@ def test_a_given_noise_and_kernel_are_taken():
     np.testing.assert_array_equal(again.predict(x), regressor.predict(x))
 
 
+@double
+def test_the_learner_of_a_process_predicts_as_the_regressor():
+    x, y = curve(12)
+    regressor = FewShotRegressor(average=False).fit(x, y)
+    unit, new = y.std(ddof=1), np.linspace(-4, 4, 9)[:, None]
+    again = FewShotRegressor(regressor.learner_).fit(x, (y - y.mean()) / unit)
+    (mean, deviation), found = regressor.predict(new, return_std=True), again.predict(new, return_std=True)
+    np.testing.assert_allclose(found, [(mean - y.mean()) / unit, deviation / unit], atol=1e-8)
+
+
+def test_a_posterior_that_is_not_finite_is_said(monkeypatch):
+    monkeypatch.setattr(Process, "condition", lambda self, data: (np.ones(3), np.array([1.0, np.nan])))
+    with pytest.raises(InferenceFailedError, match="the posterior is not finite"):
+        FewShotRegressor().fit(*curve(5))
+
+
 def test_a_trained_learner_sees_the_labels_as_they_are():
     x, y = curve(10)
     learner = gaussian_process(0.05, inputs=1)
@@ -81,6 +99,7 @@ def test_a_trained_learner_sees_the_labels_as_they_are():
         ({"kernel": "cubic"}, "expected a kernel without statistics of features, one of cosine, linear, rbf"),
         ({"kernel": "poly1"}, "expected a kernel without statistics of features"),
         ({"noise": -1.0}, "expected a positive number or None as noise, got -1.0"),
+        ({"noise": 1e-15}, "expected at least 1e-10 of the variance of y as noise, got .*e-1[67] of it"),
         ({"learner": NearestNeighbour(Identity((1, 1, 1)))}, "expected a Learner with real labels"),
         ({"learner": gaussian_process(inputs=3)}, "expected 3 features, as the learner has, got 1"),
     ],
@@ -105,6 +124,7 @@ def test_labels_that_do_not_differ_say_nothing_of_their_scale(labels):
     mean, deviation = regressor.predict([[0.5], [50.0]], return_std=True)
     np.testing.assert_allclose(mean, labels[0], atol=1e-6)
     assert 0 < deviation[0] < deviation[1] < 20
+    assert len(labels) == 1 or deviation[0] < 1
 
 
 @pytest.mark.long

@@ -27,6 +27,6 @@ def load_plugins() -> None:
             sys.path.append(os.getcwd())
         try:
             importlib.import_module(name)
-        except Exception as error:
+        except Exception as error:  # a module of the user's, which may raise anything
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ConfigError(f"expected modules that can be imported in {VARIABLE}, got {name} ({reason})") from error
