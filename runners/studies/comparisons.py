@@ -67,6 +67,7 @@ _DKT = Method(
     "dkt", "gaussian", "exact", {"kernel": "cosine", "objective": "evidence"}, {"trainer.kernel_learning_rate": 1e-4}
 )
 _ONE_STEP: Settings = {"learner.inner_steps": 1, "learner.inner_rate": 0.1}  # of MAML, as published for characters
+_FOUR_TASKS: dict[str, str | int] = {"tasks_per_step": 4}  # of MAML's family, as published
 _ON_FIXED_FEATURES = tuple(
     Method(name, changes={"learner": name, "backbone": "identity"})
     for name in ("nearest-mean", "nearest-neighbour", "logistic-regression")
@@ -95,6 +96,13 @@ def _characters_to_letters() -> tuple[Method, ...]:
         _DKT,
         _changed(_DKT, augmented),
         *learned_each_way("softmax-cvi-augmented", "softmax", "cvi", **augmented),
+        Method(
+            "softmax-cvi-augmented-loo-4-tasks",
+            "softmax",
+            "cvi",
+            _FOUR_TASKS | {"objective": "leave-one-out"},
+            augmented,
+        ),
         *learned_each_way("one-vs-each-cvi-augmented", "one-vs-each", "cvi", **augmented),
         *learned_each_way("one-vs-each-gibbs-augmented", "one-vs-each", "gibbs", **augmented),
         *_learners(_ONE_STEP),
@@ -108,7 +116,7 @@ def _learners(maml: Settings) -> Iterable[Method]:
     for name in ("prototypical", "matching", "relation", "feature-transfer", "baseline++"):
         yield Method(name, changes={"learner": name})
     for name in ("maml", "first-order-maml", "bayesian-maml", "chaser", "abml"):
-        yield Method(name, changes={"learner": name, "tasks_per_step": 4}, settings=maml)
+        yield Method(name, changes={**_FOUR_TASKS, "learner": name}, settings=maml)
 
 
 def _characters() -> tuple[Method, ...]:
