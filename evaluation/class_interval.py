@@ -93,14 +93,9 @@ def intervals_over_classes(
     probabilities: Probabilities, labels: Labels, classes: Int[np.ndarray | Array, "E C"]
 ) -> Mapping[str, Interval]:
     """Those of accuracy, NLL and Brier score; classes [E, C]: which class of the split each label of an episode is."""
-    scores = {
-        "accuracy": (metrics.episode_accuracy, 1.0),
-        "nll": (metrics.episode_nll, np.inf),
-        "brier": (metrics.episode_brier, 2.0),
-    }
     return {
-        name: interval_over_classes(of(probabilities, labels), classes, (0.0, most))
-        for name, (of, most) in scores.items()
+        name: interval_over_classes(of(probabilities, labels), classes, (0.0, metrics.MOST[name]))
+        for name, of in metrics.EPISODE_SCORES.items()
     }
 
 

@@ -33,14 +33,10 @@ class EpisodeList(NamedTuple):
 def save(path: Path, dataset: Dataset, episodes: Episodes, scores: Scores) -> None:
     """Write the episodes on an uncorrupted data set, with what the scores say of each, in one move."""
     arrays = {name: np.asarray(getattr(episodes.indices, name)) for name in POSITIONS}
-    found = {
-        "accuracy": metrics.episode_accuracy(scores.probabilities, scores.labels),
-        "nll": metrics.episode_nll(scores.probabilities, scores.labels),
-        "brier": metrics.episode_brier(scores.probabilities, scores.labels),
-        "code": scores.codes,
-    }
+    found = {name: of(scores.probabilities, scores.labels) for name, of in metrics.EPISODE_SCORES.items()}
+    own = {"code": scores.codes, "images_crc32": np.asarray(checksum(dataset))}
     file = io.BytesIO()
-    np.savez_compressed(file, allow_pickle=False, **arrays, **found, images_crc32=np.int64(checksum(dataset)))
+    np.savez_compressed(file, allow_pickle=False, **arrays, **found, **own)
     replace_bytes(path, file.getvalue())
 
 

@@ -87,6 +87,11 @@ def episode_brier(probabilities: Probabilities, labels: Labels) -> np.ndarray:
     return np.asarray((np.square(p).sum(-1) - 2 * of_labels(p, y) + 1).mean(-1))
 
 
+# Scores that are means over episodes, by their names in the JSON file, and the most that each can be.
+EPISODE_SCORES = {"accuracy": episode_accuracy, "nll": episode_nll, "brier": episode_brier}
+MOST = {"accuracy": 1.0, "nll": np.inf, "brier": 2.0}
+
+
 def auroc(
     scores: Float[np.ndarray | Array, "*E N"], positive: Bool[np.ndarray | Array, "*E N"]
 ) -> Float[np.ndarray, "*E"]:
@@ -160,14 +165,9 @@ def intervals(rng: np.random.Generator, probabilities: Probabilities, labels: La
     The one of `ece_debiased` is of the root mean squared error, which is not negative. ECE has none: (nan, nan). A
     bootstrap of it holds a true value of 0 in half of all experiments (docs/evaluation.md).
     """
-    means = {
-        "accuracy": episode_accuracy(probabilities, labels),
-        "nll": episode_nll(probabilities, labels),
-        "brier": episode_brier(probabilities, labels),
-    }
-    most = {"accuracy": 1.0, "brier": 2.0}
     found = {
-        name: bootstrap(rng, np.mean, values, least=0.0, most=most.get(name, np.inf)) for name, values in means.items()
+        name: bootstrap(rng, np.mean, of(probabilities, labels), least=0.0, most=MOST[name])
+        for name, of in EPISODE_SCORES.items()
     }
     none = Interval(float("nan"), float("nan"))
     return {**found, "ece": none, "ece_debiased": calibration_interval(rng, probabilities, labels)}

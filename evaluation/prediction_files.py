@@ -15,10 +15,23 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from fewshot.evaluation.predictions import Labels, Probabilities, checked
-from fewshot.tasks.arrays import read_members
+from fewshot.tasks.arrays import array_names, read_members
 from fewshot.tasks.files import DAMAGE
 
 NAMES = ("log_ratios", "labels", "classes")
+
+
+ORIGIN = ("images_crc32", "temperature")
+
+
+class Origin(NamedTuple):
+    """Of which images the episodes are, and the temperature that the probabilities were made at.
+
+    images_crc32: `episode_lists.checksum` of the data set. None is not known, as of files of earlier versions.
+    """
+
+    images_crc32: int | None = None
+    temperature: float | None = None
 
 
 class KeptPredictions(NamedTuple):
@@ -29,14 +42,21 @@ class KeptPredictions(NamedTuple):
     classes: Int[np.ndarray, "E C"]
 
 
-def to_bytes(probabilities: Probabilities, labels: Labels, classes: Int[np.ndarray | Array, "E C"]) -> bytes:
+def to_bytes(
+    probabilities: Probabilities,
+    labels: Labels,
+    classes: Int[np.ndarray | Array, "E C"],
+    origin: Origin | None = None,
+) -> bytes:
     """The content of `predictions.npz`. Raises: ValueError on malformed predictions."""
     p, y = checked(probabilities, labels)
     with np.errstate(divide="ignore"):  # the logarithm of 0 is kept as it is
         ratios = np.log(p) - np.log(p.max(-1, keepdims=True))
     file = io.BytesIO()
     arrays = dict(zip(NAMES, (ratios.astype(np.float16), _smallest(y), _smallest(np.asarray(classes))), strict=True))
-    np.savez_compressed(file, allow_pickle=False, **arrays)
+    told = origin._asdict() if origin else {}
+    known = {name: np.asarray(value) for name, value in told.items() if value is not None}
+    np.savez_compressed(file, allow_pickle=False, **arrays, **known)
     return file.getvalue()
 
 
@@ -48,10 +68,26 @@ def read(path: str | PathLike[str]) -> KeptPredictions:
         checked(kept.probabilities, kept.labels)
         return kept
     except DAMAGE as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"expected predictions of test episodes, got {path} ({reason}); write the file again"
-        ) from error
+        raise _refused(path, error) from error
+
+
+def read_origin(path: str | PathLike[str]) -> Origin:
+    """Where the predictions of a file are from. Raises: ValueError, in one line, for a file that `read` refuses."""
+    try:
+        held = array_names(Path(path))
+        arrays = read_members(Path(path), tuple(name for name in ORIGIN if name in held))
+        for name, array in arrays.items():
+            kinds = "iu" if name == "images_crc32" else "f"
+            if array.shape or array.dtype.kind not in kinds or not (np.isfinite(array) and array >= 0):
+                raise ValueError(f"{name} is {array.dtype} of shape {array.shape}, expected one number")
+        return Origin(**{name: array.item() for name, array in arrays.items()})
+    except DAMAGE as error:
+        raise _refused(path, error) from error
+
+
+def _refused(path: str | PathLike[str], error: Exception) -> ValueError:
+    reason = " ".join(str(error).split())
+    return ValueError(f"expected predictions of test episodes, got {path} ({reason}); write the file again")
 
 
 def _of(ratios: np.ndarray, labels: np.ndarray, classes: np.ndarray) -> KeptPredictions:

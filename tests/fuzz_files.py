@@ -133,8 +133,13 @@ def of_evaluation(folder):
         return episode_lists.episodes_of(episode_lists.read(path), 0, dataset)
 
     yield Kind("episodes.npz", listed, listed.read_bytes(), read, named=False)
-    content = prediction_files.to_bytes(scores.probabilities, scores.labels, np.tile(np.arange(3), (5, 1)))
-    yield Kind("predictions.npz", kept, content, prediction_files.read, refused=(ValueError,))
+    origin = prediction_files.Origin(7, 0.5)
+    content = prediction_files.to_bytes(scores.probabilities, scores.labels, np.tile(np.arange(3), (5, 1)), origin)
+
+    def whole(path):
+        return prediction_files.read(path), prediction_files.read_origin(path)
+
+    yield Kind("predictions.npz", kept, content, whole, refused=(ValueError,))
 
 
 def _rows(file):

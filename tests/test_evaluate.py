@@ -20,7 +20,7 @@ import tiny_omniglot
 from test_meta_train import contents
 
 from fewshot import tasks
-from fewshot.evaluation import scoring, tables
+from fewshot.evaluation import episode_lists, metrics, prediction_files, scoring, tables
 from fewshot.evaluation.calibration import fit_temperature
 from fewshot.evaluation.episodes import Shape, draw_episodes
 from fewshot.evaluation.out_of_episode import DetectionScores, detect
@@ -101,6 +101,7 @@ def everything(tiny_run, tiny_data, tmp_path_factory):
         report=str(folder / "report.html"),
         json=str(folder / "metrics.json"),
         episodes_file=str(folder / "episodes.npz"),
+        predictions_file=str(folder / "predictions.npz"),
         data_root=tiny_data,
     )
     before, printed = contents(tiny_run.path), io.StringIO()
@@ -277,6 +278,15 @@ def test_an_episode_file_belongs_to_its_images(everything, flags, tmp_path, capf
         assert error_line(capfd, *flags[:3], "--from-episodes", path).startswith(
             "expected a file of episodes written by"
         )
+
+
+def test_kept_predictions_say_of_which_images_and_temperature_they_are(everything):
+    file = everything.folder / "predictions.npz"
+    p, labels, classes = prediction_files.read(file)
+    listed = episode_lists.read(everything.folder / "episodes.npz")
+    assert metrics.accuracy(p, labels) == everything.metrics["accuracy"] and classes.shape == (12, 2)
+    np.testing.assert_array_equal(labels, listed.arrays["y_query"])
+    assert prediction_files.read_origin(file) == (listed.checksum, everything.metrics["temperature"])
 
 
 def test_one_episode_has_scores_and_no_intervals():

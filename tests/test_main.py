@@ -47,7 +47,7 @@ def test_the_version_is_that_of_the_project(capsys):
 
 def test_help_lists_the_programs(capsys):
     assert main.main(["--help"]) == 0
-    assert "train,evaluate,predict,encode,diagnose,reproduce" in capsys.readouterr().out
+    assert "train,evaluate,predict,encode,diagnose,compare,reproduce" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash, whose words these are; install it")

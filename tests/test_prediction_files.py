@@ -10,6 +10,7 @@ import pytest
 from predicted import random_predictions
 
 from fewshot.evaluation import calibration_error, metrics, prediction_files
+from fewshot.evaluation.prediction_files import Origin
 
 DOCUMENTED = Path(__file__).parent.parent / "docs" / "evaluation.md"
 
@@ -83,6 +84,25 @@ def test_the_lines_of_the_documentation_compute_metrics_again(tmp_path, monkeypa
     assert len(lines) <= 5
     exec(compile(code, "docs/evaluation.md", "exec"), {})
     assert f"{metrics.accuracy(p, labels):.4f} {calibration_error.ece(p, labels):.4f}" in capsys.readouterr().out
+
+
+def test_where_predictions_are_from_comes_back(tmp_path):
+    arrays = confident_predictions(5)
+    path = kept(tmp_path, *arrays)
+    assert prediction_files.read_origin(path) == (None, None)
+    for origin in (Origin(2**32 - 1, 0.25), Origin(0), Origin(temperature=3.5)):
+        assert prediction_files.read_origin(kept(tmp_path, *arrays, origin)) == origin
+        np.testing.assert_array_equal(prediction_files.read(path).labels, arrays[1])
+
+
+@pytest.mark.parametrize(
+    "other", [{"images_crc32": -1}, {"images_crc32": 0.5}, {"temperature": [1.0]}, {"temperature": np.nan}]
+)
+def test_an_origin_that_is_none_is_refused(other, tmp_path):
+    path = tmp_path / "predictions.npz"
+    path.write_bytes(archive(**other))
+    with pytest.raises(ValueError, match=f"expected predictions of test episodes, got .*{next(iter(other))} is"):
+        prediction_files.read_origin(path)
 
 
 def archive(**arrays):

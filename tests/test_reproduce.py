@@ -389,6 +389,20 @@ def test_rows_of_earlier_commands_stay_where_they_are_comparable(tiny, tiny_data
         reproduction.main(one)
 
 
+@pytest.mark.parametrize("name", ["omniglot", "iris"])
+@pytest.mark.parametrize("flags", [[], ["--out", "runs/{}"]])
+def test_nothing_is_written_into_the_folder_of_a_training(name, flags, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / name
+    run.mkdir(parents=True)
+    (run / "config.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        reproduce.command_line([name, *(flag.format(name) for flag in flags)])
+    said = capsys.readouterr().err
+    assert f"expected --out to be another folder than that of a run, got runs/{name}" in said and said.count("\n") == 1
+    assert [path.name for path in run.iterdir()] == ["config.json"]
+
+
 def test_a_stopped_training_ends_the_command_with_a_failure(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(reproduction.meta_train, "main", lambda run: {"interrupted": 15})
     assert reproduce.command_line(["tiny", "--out", str(tmp_path)]) == 130

@@ -1,4 +1,4 @@
-"""The console command: `fewshot train|evaluate|predict|encode|diagnose|reproduce` are the programs of runners/."""
+"""The console command: `fewshot train`, `fewshot evaluate` and so on are the programs of runners/."""
 
 import importlib
 import sys
@@ -12,6 +12,7 @@ PROGRAMS = {
     "predict": "predict",
     "encode": "encode",
     "diagnose": "diagnose",
+    "compare": "compare",
     "reproduce": "reproduce",
 }
 

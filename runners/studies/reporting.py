@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
 
 from fewshot.evaluation.figures import Axes, Figure
-from fewshot.evaluation.text import format_markdown, format_table
+from fewshot.evaluation.text import format_markdown, format_table, plain
 from fewshot.runners.cli.flags import OneLineParser, whole_number
 from fewshot.runners.cli.launch import launch
 from fewshot.tasks.replacing import replace_text
+from fewshot.training.overrides import ConfigError
 
 Row: TypeAlias = Mapping[str, object]  # as a JSON file holds it
 
@@ -25,8 +26,13 @@ class Study(Protocol):
 
 
 def folder(name: str, quick: bool, out: str | None) -> Path:
-    """Where a study writes: `out`, or runs/NAME, with -quick after it for a quick one."""
+    """Where a study writes: `out`, or runs/NAME, with -quick after it for a quick one.
+
+    Raises ConfigError for the folder of a training, whose files it would mix with its own.
+    """
     path = Path(out or f"runs/{name}{'-quick' if quick else ''}")
+    if (path / "config.json").exists():
+        raise ConfigError(f"expected --out to be another folder than that of a run, got {plain(path)}; name another")
     path.mkdir(parents=True, exist_ok=True)
     return path
 

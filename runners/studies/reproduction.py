@@ -96,7 +96,7 @@ def main(config: ReproductionConfig) -> Sequence[Row] | Sequence[reporting.Row]:
     if config.name in STUDIES:
         return STUDIES[config.name](config.quick, config.out, config.seed)
     comparison = COMPARISONS[config.name]
-    folder = Path(config.out or f"runs/{config.name}{'-quick' if config.quick else ''}")
+    folder = reporting.folder(config.name, config.quick, config.out)
     rows, diverged = _finished(comparison, config, folder)
     _write(folder, config, comparison, rows, diverged)
     shown = comparison_table.table(rows, comparison.published, diverged)
