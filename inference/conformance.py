@@ -143,7 +143,7 @@ def _predicts(likelihood: ClassLikelihood) -> None:
     p = _predicted(likelihood, q)
     _close("L1, predicted probabilities sum to 1", p.sum(1), 1.0, 1e-5)
     points = GaussHermite(24).points(jax.random.key(0), CLASSES, jnp.float64)
-    densities = jax.jit(lambda: expect(lambda f: jnp.exp(log_densities(likelihood, f)), q, points))()
+    densities = jax.jit(lambda q: expect(lambda f: jnp.exp(log_densities(likelihood, f)), q, points))(q)
     _close("L8, predict is the expected density, normalised", p, (densities / densities.sum(0)).T, 5e-3)
 
 
@@ -165,7 +165,7 @@ def _expects(likelihood: Likelihood) -> None:
     y, q = _labels(likelihood), _marginals(2, likelihood)
     expected = jax.jit(lambda q: likelihood.expected_log_prob(y, q))
     points = _quadrature(likelihood)
-    reference = jax.jit(lambda: expect(lambda f: likelihood.log_prob(y, f), q, points))()
+    reference = jax.jit(lambda q: expect(lambda f: likelihood.log_prob(y, f), q, points))(q)
     _close("L4, expected_log_prob without points is that of quadrature", expected(q), reference, 1e-5)
     _close("L4, expected_log_prob over given points", likelihood.expected_log_prob(y, q, points), reference, 1e-5)
     certain = q._replace(variance=jnp.zeros_like(q.variance))

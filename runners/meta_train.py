@@ -17,18 +17,16 @@ from fewshot.runners.cli import compilation_cache, processor
 from fewshot.runners.cli.console import one_line_errors, silent_where_asked
 from fewshot.runners.cli.flags import parse
 from fewshot.runners.cli.launch import EXPECTED, leave, nobody_reads, stopped_by
-from fewshot.tasks.curves import has_real_labels
 from fewshot.training import optimisation, processes, run_directory
-from fewshot.training.class_problem import load_class_problem
 from fewshot.training.configuration import RunConfig, data_of, resolve
-from fewshot.training.curve_problem import load_curve_problem
 from fewshot.training.events import EventFile, Rows, event_modules, no_events
 from fewshot.training.interruption import stoppable
 from fewshot.training.loop import Training
+from fewshot.training.making import loaded, stored, untrained
 from fewshot.training.plugins import load_plugins
 from fewshot.training.problem import Problem, Tested
 from fewshot.training.progress import Progress
-from fewshot.training.run import Run, build_run, describe, export, with_weights
+from fewshot.training.run import Run, describe, export, with_weights
 from fewshot.training.run_directory import RunDirectory
 
 
@@ -53,8 +51,7 @@ def main(config: RunConfig) -> Trained:
     if not config.resume:
         run_directory.check_new(path)
         processes.wait_for_all("the run folder is new")
-    load = load_curve_problem if has_real_labels(config.dataset) else load_class_problem
-    config, problem = load(config)
+    config, problem = loaded(config)
     directory = _open(config, path, problem)
     with run_directory.lock(path) if processes.is_first() else contextlib.nullcontext():
         return _train(config, problem, directory)
@@ -64,7 +61,7 @@ def _train(config: RunConfig, problem: Problem, directory: RunDirectory) -> Trai
     """Train and test in a run folder that no other process trains in."""
     path = directory.path
     print(f"{path}: {describe(config)}", flush=True)
-    run = build_run(config, problem.image_shape, problem.training_classes(config))
+    run = untrained(config, problem)
     if run.learner.batch_norm:
         print(tables.batch_norm_note(run.learner.batch_norm), flush=True)
     failures = 0
@@ -86,16 +83,12 @@ def _train(config: RunConfig, problem: Problem, directory: RunDirectory) -> Trai
 
 def _open(config: RunConfig, path: Path, problem: Problem) -> RunDirectory:
     """The run folder: made after everything has been checked, or opened to resume."""
-    classes = problem.training_classes(config)
-    build_run(config, problem.image_shape, classes)
+    untrained(config, problem)
     optimisation.mesh(config)
     environment = {"jax": jax.__version__, "backend": jax.default_backend(), "processor": compilation_cache.processor()}
     if not config.resume:
-        stored = {**config.to_json(), "image_shape": problem.image_shape, "training_classes": classes}
-        named = problem.class_names
-        stored |= {"environment": environment} | ({} if named is None else {"classes": named})
         if processes.is_first():
-            run_directory.create(path, stored)
+            run_directory.create(path, stored(config, problem, environment))
         processes.wait_for_all("the run folder is there")
     directory = run_directory.load(path, writes=processes.is_first())
     problem.check_classes(data_of(directory.config).classes)

@@ -104,9 +104,3 @@ def defined(kind):
     """The project's classes below one that have none below themselves: what a registry must hold."""
     below = [sub for sub in kind.__subclasses__() if sub.__module__.startswith("fewshot.models.")]
     return set().union(*map(defined, below)) if below else {kind}
-
-
-def weakly_typed(learner):
-    """Parameters whose type is that of a Python number; training gives them one, and every program is compiled anew."""
-    leaves = jax.tree_util.tree_leaves_with_path(nnx.state(learner))
-    return [jax.tree_util.keystr(path) for path, leaf in leaves if getattr(leaf, "weak_type", False)]

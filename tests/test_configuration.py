@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import weakly_typed
 
 from fewshot import inference, models
 from fewshot.inference.inner.base import usable_inferences
+from fewshot.learners.conformance import weakly_typed
 from fewshot.models import LIKELIHOODS
 from fewshot.models.expectations import Exact, MonteCarlo
 from fewshot.runners.cli.flags import dataset_name, parse
@@ -169,7 +169,8 @@ def test_unknown_names_list_the_known_ones(kind):
         ),
         (["--set", "inference.rho=fast"], "--set inference.rho: expected a number or none, got 'fast' (default None)"),
         (["--set", "backbone.width=1.5"], "--set backbone.width: expected a whole number, got 1.5 (default 64)"),
-        (["--set", "trainer.schedule=linear"], "trainer.schedule must be constant or cosine, got 'linear'"),
+        (["--set", "trainer.schedule=linear"], "trainer.schedule must be one of constant, cosine, got 'linear'"),
+        (["--set", "trainer.optimiser=lbfgs"], "trainer.optimiser must be one of adam, adamw, sgd, got 'lbfgs'"),
         (["--set", "trainer.learning_rate=-1"], "trainer.learning_rate must be positive, got -1.0"),
         (["--set", "trainer.steps_per_dispatch=-1"], "trainer.steps_per_dispatch must be at least 0, got -1"),
         (
@@ -263,6 +264,17 @@ def test_network_and_hyper_parameters_have_their_own_rates():
     moved = moved["deep_kernel"]
     assert moved["hyper"]["log_scale"] == pytest.approx(0.9, abs=1e-5)
     assert moved["backbone"]["kernel"] == moved["norm"]["scale"] == pytest.approx(0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize("name, moved", [("adam", 0.5), ("adamw", 0.5 + 0.5 * 1e-4), ("sgd", 0.5 * 1.9)])
+def test_the_optimiser_is_that_of_the_network_alone(name, moved):
+    settings = {"trainer.learning_rate": 0.5, "trainer.kernel_learning_rate": 0.1, "trainer.schedule": "constant"}
+    config = resolve(RunConfig(settings={**settings, "trainer.optimiser": name}))
+    optimiser = optimisation.build_optimiser(config)
+    params = {"backbone": jnp.ones(()), "hyper": jnp.ones(())}
+    updates, _ = optimiser.update(params, optimiser.init(params), params)
+    assert updates["backbone"] == pytest.approx(-moved, abs=1e-5)
+    assert updates["hyper"] == pytest.approx(-0.1, abs=1e-5)
 
 
 def test_one_long_gradient_does_not_stop_the_steps_after_it():

@@ -9,9 +9,9 @@ from conftest import REPOSITORY
 
 from fewshot.learners import LEARNERS
 from fewshot.runners import evaluate, meta_train
-from fewshot.training.overrides import ConfigError
 from fewshot.training.plugins import load_plugins
 from fewshot.training.run import load_run
+from fewshot.training.run_directory import RunError
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_learner_of_ones_own_is_trained_and_opened_again(mine, tmp_path, monke
     mine()
     monkeypatch.delenv("FEWSHOT_PLUGINS")
     with pytest.raises(
-        ConfigError, match="as learner, got 'centres'; name the module that registers it in FEWSHOT_PLUGINS"
+        RunError, match="as learner, got 'centres'; name the module that registers it in FEWSHOT_PLUGINS"
     ):
         load_run(run)
     with pytest.raises(SystemExit, match="2"):

@@ -13,6 +13,7 @@ from fewshot.models.deep_kernel import starting_values
 from fewshot.tasks.augmentation import AUGMENTATIONS
 from fewshot.tasks.curves import has_real_labels
 from fewshot.training import defaults, run_directory
+from fewshot.training.optimisers import OPTIMISERS, SCHEDULES
 from fewshot.training.overrides import (
     LARGEST_SEED,
     ConfigError,
@@ -59,6 +60,7 @@ NOT_STORED = {"run_dir", "resume", "tensorboard", "data_root", "coordinator", "p
 class TrainerSettings:
     """Fields of `--set trainer.*`: the optimiser, and how often a run is looked at.
 
+    optimiser, schedule: of the network, by the names of `training.optimisers`; hyper-parameters have Adam's.
     validate_every: optimiser steps, 0 for a twentieth of the run but at least 250. *_episodes: sizes of the fixed sets
     of episodes; temperature_classes: training classes that the temperature is fitted on, at most; temperature_from:
     which, "training" for any, "held-out" for a fifth of them that no step is taken on, so that they are as new to the
@@ -72,6 +74,7 @@ class TrainerSettings:
 
     learning_rate: float = 2e-3
     kernel_learning_rate: float = 1e-2
+    optimiser: str = "adam"
     schedule: str = "cosine"
     clip_norm: float = 20.0
     augment: str = AUTO
@@ -86,8 +89,9 @@ class TrainerSettings:
     steps_per_dispatch: int = 0
 
     def __post_init__(self) -> None:
-        if self.schedule not in ("constant", "cosine"):
-            raise ConfigError(f"trainer.schedule must be constant or cosine, got {self.schedule!r}")
+        for name, known in (("optimiser", OPTIMISERS), ("schedule", SCHEDULES)):
+            if (value := getattr(self, name)) not in known:
+                raise ConfigError(f"trainer.{name} must be one of {', '.join(known)}, got {value!r}")
         if self.augment not in (AUTO, *AUGMENTATIONS):
             raise ConfigError(f"trainer.augment must be one of {', '.join(AUGMENTATIONS)}, got {self.augment!r}")
         if self.temperature_from not in (TRAINING, HELD_OUT):

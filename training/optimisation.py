@@ -15,6 +15,7 @@ from fewshot.tasks import Dataset, LabelledImages, Task, sample_batch, sample_ta
 from fewshot.tasks.augmentation import AUGMENTATIONS, augment
 from fewshot.training.configuration import RunConfig
 from fewshot.training.data import training_classes
+from fewshot.training.optimisers import OPTIMISERS, SCHEDULES
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import Run, keys
 
@@ -65,14 +66,15 @@ def mesh(config: RunConfig) -> Mesh | None:
 
 
 def build_optimiser(config: RunConfig) -> optax.GradientTransformation:
-    """Adam for the network and Adam for the hyper-parameters of kernel and likelihood, each with its own rate."""
+    """That of the settings for the network, and Adam for the hyper-parameters of kernel and likelihood.
+
+    The few hyper-parameters have priors and a rate of their own; decay of weights would be one more prior.
+    """
     settings = config.trainer
-
-    def adam(rate: float) -> optax.GradientTransformation:
-        return optax.adam(optax.cosine_decay_schedule(rate, config.steps) if settings.schedule == "cosine" else rate)
-
-    rates = {"network": adam(settings.learning_rate), "kernel": adam(settings.kernel_learning_rate)}
-    return clipped(optax.partition(rates, _labels), settings.clip_norm)
+    schedule = SCHEDULES[settings.schedule]
+    network = OPTIMISERS[settings.optimiser](schedule(settings.learning_rate, config.steps))
+    kernel = optax.adam(schedule(settings.kernel_learning_rate, config.steps))
+    return clipped(optax.partition({"network": network, "kernel": kernel}, _labels), settings.clip_norm)
 
 
 def clipped(optimiser: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:

@@ -133,8 +133,8 @@ def exported(run: Run, step: int) -> WeightTree:
     """What `with_weights` reads: the numbers of a run, and the optimiser steps behind them."""
     return {
         "learner": nnx.to_pure_dict(nnx.state(run.learner)),
-        "temperature": np.float64(run.temperature),
-        "step": np.int64(step),
+        "temperature": np.asarray(run.temperature, np.float64),
+        "step": np.asarray(step, np.int64),
     }
 
 
@@ -146,7 +146,10 @@ def load_run(run_dir: str | Path) -> Run:
     load_plugins()
     directory = run_directory.load(Path(run_dir))
     stored = directory.load_weights()
-    config = RunConfig.from_json(directory.config, str(run_dir))
+    try:
+        config = RunConfig.from_json(directory.config, str(run_dir))
+    except ConfigError as error:
+        raise RunError(str(error)) from error
     data = data_of(directory.config)
     if data.image_shape is None:
         raise RunError(f"expected an image_shape in {directory.path / 'config.json'}, got none; train again")
