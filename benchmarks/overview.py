@@ -22,9 +22,9 @@ from fewshot.runners.studies.reporting import new_figure, save
 LEGEND = """Accuracy in %, then the NLL in nats a query at the run's own temperature; in brackets over how many seeds
 both are means. *Changed*: training images changed at random. *Published*: accuracy after 60,000 episodes at 1-shot
 and 40,000 at 5-shot, images as they are. Steps are those planned; a run ends sooner where validation has not improved
-for a third of them. Those of the MAMLs, the chaser and ABML are of four tasks, those of feature transfer and
-baseline++ of a batch; what is untrained sees pixels. Rows have 600 or 3,000 test episodes, as the tables that they
-come from say. The order: most steps first, then accuracy, with images as they are.
+for a third of them. Those of the MAMLs, the chaser, ABML and what says so are of four tasks, those of feature
+transfer and baseline++ of a batch; what is untrained sees pixels. Rows have 600 or 3,000 test episodes, as the tables
+that they come from say. The order: most steps first, then accuracy, with images as they are.
 """
 PANEL, LINE = 5.2, 0.3  # inches: width of a panel, height of a method
 SIGNS = ("o", "D", "s", "^")  # for the numbers of steps
@@ -102,7 +102,8 @@ def _mean(rows: Sequence[comparison_table.Row]) -> Cell:
 
 
 def _longest_as_they_are(cells: Mapping[Condition, Cell]) -> tuple[int, float]:
-    return max(((at.steps, cell.accuracy) for at, cell in cells.items() if not at.changed), default=(0, 0.0))
+    """Of what is trained with changed images alone a value between the trained and the untrained."""
+    return max(((at.steps, cell.accuracy) for at, cell in cells.items() if not at.changed), default=(0, 100.0))
 
 
 def _conditions(methods: Overview) -> list[Condition]:

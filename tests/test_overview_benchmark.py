@@ -38,9 +38,12 @@ def test_rows_are_means_over_seeds_under_their_conditions(overview):
     assert lines[0] == "| 1-shot | 1,000 steps | 6,000 steps | 1,000 steps, changed | published |"
     assert lines[2] == "| relation |  | 75.0, 1.000 |  | 75.62 |"
     assert lines[3] == "| dkt | 55.0, 1.500 (2) | 70.0, 1.000 | 80.0, 0.250 | 73.06 |"
-    several = overview.overview(ROWS, 5)
-    assert list(several["maml"].values()) == [(pytest.approx(10), 1.0, 1)] and list(several) == ["maml", "nearest-mean"]
-    assert overview.table(several, 5, []).startswith("| 5-shot | untrained | 1,000 steps | published |")
+    several = overview.overview([*ROWS, row("abml-augmented", 0.05, augment="handwriting", shot=5)], 5)
+    assert list(several["maml"].values()) == [(pytest.approx(10), 1.0, 1)]
+    assert list(several) == ["maml", "abml", "nearest-mean"]  # what saw changed images alone between the others
+    assert overview.table(several, 5, []).startswith(
+        "| 5-shot | untrained | 1,000 steps | 1,000 steps, changed | published |"
+    )
 
 
 def test_published_names_are_those_of_the_papers_table(overview):

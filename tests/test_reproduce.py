@@ -220,6 +220,8 @@ def test_names_are_readable():
     assert naming.names(["softmax-cvi-ml", "softmax-laplace-ml"])["softmax-cvi-ml"] == "softmax by CVI, bound"
     assert naming.names(["dkt", "dkt-augmented"])["dkt-augmented"] == "DKT, changed images"
     assert naming.names(["dkt-augmented"]) == {"dkt-augmented": "DKT"}
+    four = "softmax-cvi-augmented-loo-4-tasks"
+    assert naming.names([four]) == {four: "softmax, leaving one out, 4 tasks a step"}
     assert naming.style("dkt-augmented") == naming.style("dkt")
     assert naming.measured_as("ProtoNet", ["dkt", "prototypical-augmented", "prototypical"]) == "prototypical"
     assert naming.measured_as("ProtoNet", ["prototypical-augmented"]) == "prototypical-augmented"

@@ -90,11 +90,12 @@ _OBJECTIVES = {
     "pl": ("predicting queries", "s"),
     "predictive": ("predicting queries", "s"),
     "loo": ("leaving one out", "*"),
+    "loo-4-tasks": ("leaving one out, 4 tasks a step", "P"),
 }
 _OF_SOFTMAX = {"elbo": "ml", "predictive": "pl", "cavity-evidence": "cavities", "leave-one-out": "loo"}
 _PATTERN = re.compile(
     "(softmax|logistic-softmax|one-vs-each|label-regression|gaussian)"
-    "(?:-(cvi-block|cvi|laplace|cavi|gibbs|exact))?(?:-(ml|evidence|pl|predictive|loo))?"
+    "(?:-(cvi-block|cvi|laplace|cavi|gibbs|exact))?(?:-(ml|evidence|pl|predictive|loo|loo-4-tasks))?"
 )
 _MARKERS = "os^vDPX"  # of methods that are named nowhere above
 
