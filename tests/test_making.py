@@ -12,6 +12,7 @@ from flax import nnx
 
 from fewshot import load_run, new_run, save_run
 from fewshot.runners import evaluate
+from fewshot.training import making
 from fewshot.training.run_directory import RunError
 
 FIELDS = {**tiny_omniglot.FLAGS, "learner": "prototypical"}
@@ -39,7 +40,7 @@ def test_a_loop_of_ones_own_leaves_a_run_that_commands_take(tiny_data, tmp_path,
     assert f"Temperature {opened.temperature:.3f}, fitted on" in capsys.readouterr().out
 
 
-def test_a_learner_of_another_run_is_refused_and_nothing_is_written(tiny_data, tmp_path):
+def test_a_learner_of_another_run_is_refused_and_nothing_is_written(tiny_data, tmp_path, monkeypatch):
     run, problem = new_run(**FIELDS, data_root=tiny_data)
     other, _ = new_run(**{**FIELDS, "learner": "matching"}, data_root=tiny_data)
     with pytest.raises(RunError, match=r"expected the learner of .*learner prototypical.*: the learner does not fit"):
@@ -51,5 +52,6 @@ def test_a_learner_of_another_run_is_refused_and_nothing_is_written(tiny_data, t
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("kept")
+    monkeypatch.setattr(making, "untrained", None)  # it is asked before anything takes time
     with pytest.raises(RunError, match="already exists"):
         save_run(run, problem, tmp_path / "run")
