@@ -25,6 +25,7 @@ from fewshot.models.regression import Prediction, predict, regress
 LEVEL = 9.0
 SCALE_SPREAD, SPREAD = 2.0, 1.0
 NOISE_RATIO, NOISE_SPREAD = float(np.log(0.1)), 2.0
+LEAST_LOG_NOISE = float(np.log(1e-8))  # below it, rows without noise make matrices that double precision cannot solve
 KEPT = 256  # points of the posterior that predictions are averaged over
 # Of the search for the largest evidence: how far scale and others may go from their start, and the log noise variance.
 SCALE_REACH, REACH, NOISES = 6.9, 4.6, (-13.8, 4.6)
@@ -91,11 +92,13 @@ def averaged(kernel: Kernel, data: Labelled, noise: float | None, seed: int) -> 
     if noise is None:
         start, spread = start | {"log_ratio": NOISE_RATIO}, spread | {"log_ratio": NOISE_SPREAD}
     scale = list(start).index("log_scale")
+    diagonal = -start["log_scale"]  # the log of the kernel's mean at a scale of 1
 
     def whole(points: np.ndarray) -> np.ndarray:
         if noise is not None:
             return np.column_stack([points, np.full(len(points), np.log(noise))])
-        return np.column_stack([points[:, :-1], points[:, scale] + points[:, -1]])
+        drawn = diagonal + points[:, scale] + points[:, -1]
+        return np.column_stack([points[:, :-1], np.maximum(drawn, LEAST_LOG_NOISE)])
 
     def evidence(points: np.ndarray) -> np.ndarray:
         return np.asarray(_evidences(kernel, jnp.asarray(whole(points)), LEVEL, *map(jnp.asarray, data)))

@@ -31,7 +31,7 @@ FILE = "predictions.npz"
 OF_ONE_RUN = {"seed", "environment", "chosen"}  # what runs of one method may differ in
 HEADINGS = {"accuracy": "accuracy, %", "nll": "NLL, nats", "brier": "Brier score"}
 LEGEND = """\
-Differences are to the first row on the same tasks, with 95% intervals. Over tasks: with other tasks of these classes.
+Differences are to the first row on tasks of the same classes, with 95% intervals. Over tasks: with others of these.
 Over classes: with other classes too. Over seeds: with networks of other seeds, where both methods have two runs.
 An interval that holds 0 leaves open which is better."""
 
@@ -54,6 +54,7 @@ class Compared:
     path: str
     settings: Mapping[str, Json] | None
     runs: list[KeptPredictions]
+    seeds: list[int]
 
     def means(self, score: str) -> list[float]:
         """The score of every run."""
@@ -66,14 +67,18 @@ def main(config: ComparingConfig) -> dict[str, Json]:
     Raises ConfigError or RunError, each with one line.
     """
     files = {run: _file(run) for run in config.runs}
-    check_outputs({"--json": config.json}, map(str, files.values()))
+    read = [str(file) for path in files.values() for file in path.parent.glob("*")] if config.json else []
+    check_outputs({"--json": config.json}, [*map(str, files.values()), *read])
     if len(set(map(Path.resolve, files.values()))) < max(len(config.runs), 2):
         raise ConfigError(f"expected two runs or more, each named once, got {' '.join(map(plain, config.runs))}")
     methods = _methods(files)
     if len(methods) < 2:
         raise ConfigError(f"expected runs of two methods, got {len(files)} whose settings differ in the seed alone")
     first, *others = methods
-    found = [paired_differences(other.runs, first.runs) for other in others]
+    try:
+        found = [paired_differences(other.runs, first.runs) for other in others]
+    except ValueError as error:
+        raise ConfigError(f"expected predictions as evaluate.py writes them, got others ({plain(error)})") from error
     print(_title(first.runs[0]))
     for score in HEADINGS:
         print(f"\n{_table(score, methods, found)}")
@@ -89,7 +94,7 @@ def main(config: ComparingConfig) -> dict[str, Json]:
 
 def _file(run: str) -> Path:
     """The predictions of a run folder, or the file itself. Raises ConfigError where there is none."""
-    path = Path(run).expanduser()
+    path = Path(run)
     if not path.is_dir():
         return path
     if not (path / FILE).is_file():
@@ -114,24 +119,26 @@ def _methods(files: Mapping[str, Path]) -> list[Compared]:
             raise ConfigError(f"{plain(run)}: {plain(error)}; test all with the same flags") from error
         if origin.images_crc32 is not None:
             images.setdefault(origin.images_crc32, run)
-        settings = _settings(Path(run).expanduser())
-        same = [method for method in methods if settings is not None and method.settings == settings]
+        settings, seed = _settings(Path(run))
+        # Runs of one seed and equal settings are two methods: a loop of one's own writes down nothing of itself.
+        same = [one for one in methods if settings is not None and one.settings == settings and seed not in one.seeds]
         if same:
             same[0].runs.append(kept)
+            same[0].seeds.append(seed)
         else:
-            methods.append(Compared(run, settings, [kept]))
+            methods.append(Compared(run, settings, [kept], [seed]))
     if len(images) > 1:
         one, other, *_ = images.values()
         raise ConfigError(f"expected tests on the same images, got others in {plain(other)} than in {plain(one)}")
     return methods
 
 
-def _settings(path: Path) -> dict[str, Json] | None:
-    """What the runs of a method have in common; None of a file. Raises ConfigError or RunError."""
+def _settings(path: Path) -> tuple[dict[str, Json] | None, int]:
+    """What the runs of a method have in common, None of a file, and the seed. Raises ConfigError or RunError."""
     if not path.is_dir():
-        return None
+        return None, 0
     stored = RunConfig.from_json(run_directory.load(path, writes=False).config, str(path))
-    return {name: value for name, value in stored.to_json().items() if name not in OF_ONE_RUN}
+    return {name: value for name, value in stored.to_json().items() if name not in OF_ONE_RUN}, stored.seed
 
 
 def _title(kept: KeptPredictions) -> str:

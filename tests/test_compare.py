@@ -66,6 +66,14 @@ def test_unlike_budgets_are_told_of_run_folders_alone(tmp_path, capsys):
     assert "not trained alike" not in capsys.readouterr().out
 
 
+def test_copies_of_a_run_are_no_other_seeds(tmp_path, capsys):
+    """Nor are two runs of equal settings and one seed, which loops of one's own may leave."""
+    paths = [run_of(tmp_path / name, seed) for name, seed in (("a", 0), ("copy", 0), ("b", 1))]
+    assert compare.command_line(paths) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(str(tmp_path))][:2]
+    assert [(row[0], row[1]) for row in rows] == [(paths[0], "2"), (paths[1], "1")]
+
+
 REFUSED = {
     "one": (["a"], "expected two runs or more, each named once, got "),
     "twice": (["a", "b", "./b"], "expected two runs or more, each named once, got "),
@@ -75,6 +83,9 @@ REFUSED = {
     "missing": (["a", "none"], "none: expected predictions of test episodes, got .*no such file"),
     "other labels": (["a", "labels.npz"], "labels.npz: expected predictions of the same episodes, got other labels in"),
     "other images": (["images.npz", "a", "more.npz"], "expected tests on the same images, got others in .*more"),
+    "a class twice": (["a", "twice.npz"], "the same episodes, got other classes in episode 0"),
+    "twice in both": (["twice.npz", "again.npz"], "got others .*show a class once, got one twice"),
+    "home of nobody": (["~nobody-here/run", "a"], "no such file"),
     "no run": (["a", "folder"], "config.json"),
 }
 
@@ -87,6 +98,9 @@ def test_what_cannot_be_compared_is_refused_in_one_line(names, reason, tmp_path,
     (tmp_path / "folder").mkdir()
     file_of(tmp_path / "folder" / "predictions.npz", 4)
     file_of(tmp_path / "labels.npz", 5, labels=(LABELS + 1) % 4)
+    twice = CLASSES.copy()
+    twice[:, 1] = twice[:, 0]
+    file_of(tmp_path / "twice.npz", 8, classes=twice), file_of(tmp_path / "again.npz", 9, classes=twice)
     for number, name in enumerate(("images", "more")):
         file_of(tmp_path / f"{name}.npz", 6 + number, origin=Origin(images_crc32=number))
     with pytest.raises(SystemExit) as left:
@@ -100,7 +114,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(names, reason, tmp_path,
 
 def test_no_file_that_is_read_is_written_over(tmp_path):
     paths = [run_of(tmp_path / "a", 0), file_of(tmp_path / "c.npz", 1)]
-    for path in (paths[1], str(tmp_path / "a" / "predictions.npz")):
+    for path in (paths[1], str(tmp_path / "a" / "predictions.npz"), str(tmp_path / "a" / "config.json")):
         before = (tmp_path / path).read_bytes()
         with pytest.raises(ConfigError, match="is read; name another"):
             compare.main(compare.ComparingConfig(tuple(paths), json=path))

@@ -119,3 +119,24 @@ def test_what_has_no_finite_evidence_is_said():
     for process_of in (lambda: averaged(RBF(), broken, None, seed=0), lambda: maximised(RBF(), broken, None)):
         with pytest.raises(FloatingPointError):
             process_of()
+
+
+@double
+@pytest.mark.parametrize("rows", [30, 70])
+def test_rows_without_noise_are_met(rows):
+    """Noise that the posterior lets vanish leaves matrices that nothing can solve: 0.1 to 0.3 beside the labels."""
+    x = np.linspace(-3, 3, rows)[:, None]
+    y = (x[:, 0] ** 2 - 3) / 2.7
+    data = Labelled(x, y, np.ones(rows, bool))
+    mean, variance = predicted(averaged(RBF(), data, None, 0), data, x)
+    np.testing.assert_allclose(mean, y, atol=1e-3)
+    assert (variance > 0).all() and variance.max() < 1e-6
+
+
+@double
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_the_unit_of_inputs_changes_nothing(unit):
+    data = labelled()
+    expected = predicted(averaged(Linear(), data, None, 0), data)
+    scaled = data._replace(x=data.x * unit)
+    np.testing.assert_allclose(predicted(averaged(Linear(), scaled, None, 0), scaled, NEW * unit), expected, rtol=1e-6)
