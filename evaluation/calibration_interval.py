@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from fewshot.evaluation.calibration_error import BINS, equal_mass
 from fewshot.evaluation.predictions import Labels, Probabilities, checked
-from fewshot.evaluation.resampling import Interval
+from fewshot.evaluation.resampling import UNKNOWN, Interval
 
 TAIL = 0.025
 DRAWS = 1000
@@ -49,7 +49,7 @@ def gap_interval(
     """The same from the gaps and counts of `calibration_error.Bins`."""
     seen = _seen(gaps, count)
     if seen is None:
-        return Interval(float("nan"), float("nan"))
+        return UNKNOWN
     signs = 2.0 * rng.integers(0, 2, size=(draws, len(seen.noise))) - 1
     low, high = _limits(seen, signs @ seen.noise)
     return Interval(*np.clip([low, high], 0.0, 1.0).tolist())

@@ -16,7 +16,7 @@ from scipy.stats import t as student
 
 from fewshot.evaluation import metrics
 from fewshot.evaluation.predictions import Labels, Probabilities
-from fewshot.evaluation.resampling import Interval
+from fewshot.evaluation.resampling import UNKNOWN, Interval
 
 TAIL = 0.025
 ANY = (-np.inf, np.inf)
@@ -50,7 +50,7 @@ def interval_over_classes(
     found = components(values, classes)
     variance = found.by_classes + found.by_episodes
     if found.classes < 2 or not np.isfinite(variance):
-        return Interval(float("nan"), float("nan"))
+        return UNKNOWN
     episodes = len(np.asarray(values))
     of_squares = found.by_classes**2 / (found.classes - 1) + found.by_episodes**2 / (episodes - 1)
     freedom = variance**2 / of_squares if of_squares > 0 else np.inf

@@ -15,7 +15,7 @@ from fewshot.evaluation.calibration_error import ece as ece
 from fewshot.evaluation.calibration_error import mce as mce
 from fewshot.evaluation.calibration_interval import calibration_interval
 from fewshot.evaluation.predictions import Labels, Probabilities, checked, confidence_and_right, of_labels
-from fewshot.evaluation.resampling import Interval, bootstrap, floors
+from fewshot.evaluation.resampling import UNKNOWN, Interval, bootstrap, floors
 
 NORMAL_95 = 1.959963984540054
 Metric: TypeAlias = float | int | bool | None  # None: undefined, as the interval of one episode
@@ -169,5 +169,4 @@ def intervals(rng: np.random.Generator, probabilities: Probabilities, labels: La
         name: bootstrap(rng, np.mean, of(probabilities, labels), least=0.0, most=MOST[name])
         for name, of in EPISODE_SCORES.items()
     }
-    none = Interval(float("nan"), float("nan"))
-    return {**found, "ece": none, "ece_debiased": calibration_interval(rng, probabilities, labels)}
+    return {**found, "ece": UNKNOWN, "ece_debiased": calibration_interval(rng, probabilities, labels)}

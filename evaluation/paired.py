@@ -15,9 +15,7 @@ from scipy.stats import t as student
 from fewshot.evaluation import metrics
 from fewshot.evaluation.class_interval import TAIL, interval_over_classes
 from fewshot.evaluation.prediction_files import KeptPredictions
-from fewshot.evaluation.resampling import Interval
-
-UNKNOWN = Interval(float("nan"), float("nan"))
+from fewshot.evaluation.resampling import UNKNOWN, Interval
 
 
 class Difference(NamedTuple):

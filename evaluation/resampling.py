@@ -39,6 +39,9 @@ class Interval(NamedTuple):
     high: float
 
 
+UNKNOWN = Interval(float("nan"), float("nan"))
+
+
 def redraw(
     rng: np.random.Generator, probabilities: Probabilities, correlation: float, draws: int = DRAWS
 ) -> Iterator[np.ndarray]:
@@ -149,7 +152,7 @@ def bootstrap(
     """
     episodes, value = len(by_episode[0]), statistic(*by_episode)
     if episodes < 2:
-        return Interval(float("nan"), float("nan"))
+        return UNKNOWN
     chosen = (rng.integers(0, episodes, size=episodes) for _ in range(draws))
     sample = [statistic(*(array[rows] for array in by_episode)) for rows in chosen]
     low, high = np.quantile(sample, [0.025, 0.975])

@@ -44,7 +44,7 @@ _HOMES = {
     "inference.diagnostics": ("to_arviz",),
     "inference.conformance": ("check_likelihood", "check_inference"),
     "evaluation.paired": ("paired_differences",),
-    "learners.conformance": ("check_learner",),
+    "evaluation.learner_conformance": ("check_learner",),
     "learners": ("LEARNERS", "GaussianProcess", "Learner", "NearestNeighbour", "Prediction", "solve"),
     "tasks": ("load", "sample_task"),
     "training.run": ("Run", "load_run"),

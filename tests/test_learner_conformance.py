@@ -8,9 +8,9 @@ from flax import nnx
 from fewshot import check_learner
 from fewshot.inference.conformance import ConformanceError
 from fewshot.inference.inner.base import Code, Mask
-from fewshot.learners import MAML, NearestMean, Prototypical, TrainsOn
+from fewshot.learners import MAML, FeatureTransfer, NearestMean, NearestNeighbour, Prototypical, TrainsOn
 from fewshot.learners.base import categorical
-from fewshot.models import MLP, RBF
+from fewshot.models import MLP, RBF, Identity
 
 SHAPE = (4, 4, 1)
 
@@ -40,6 +40,30 @@ class Negative(Whole):
 class Failing(Whole):
     def fit(self, key, support, y, classes, mask=None):
         return super().fit(key, support, y, classes, mask)[0], jnp.asarray(Code.NON_FINITE)
+
+
+class Undecided(Whole):
+    """Divides by one less than the number of labelled images of a class."""
+
+    def fit(self, key, support, y, classes, mask=None):
+        state, code = super().fit(key, support, y, classes, mask)
+        counts = jnp.zeros(classes).at[y].add(1.0)[:, None]
+        return state._replace(means=state.means * counts / (counts - 1)), code
+
+
+class Blind(Whole):
+    def logits(self, state, query):
+        return super().logits(state, jnp.ones_like(query))
+
+
+class Stateless(Whole):
+    def fit(self, key, support, y, classes, mask=None):
+        return super().fit(key, support, y, classes, mask)[0]
+
+
+class Bare(Whole):
+    def predict(self, key, state, query):
+        return super().predict(key, state, query).probabilities
 
 
 class Deaf(Whole):
@@ -105,6 +129,10 @@ BROKEN = {
     OfTooMuch: "the sum of a query's probabilities: expected a difference of at most 1e-05",
     Negative: "probabilities: expected none below 0, got -0",
     Failing: "result code: expected OK, got NON_FINITE",
+    Undecided: "result code: expected OK, got NON_FINITE",
+    Blind: "probabilities of queries of two classes: expected other numbers, got a difference of 0",
+    Stateless: "answers: expected an answer, got ",
+    Bare: "answers: expected an answer, got AttributeError",
     Deaf: "after every label was moved to the next class: expected other numbers",
     Unmasked: "probabilities of a padded task",
     Haunted: "probabilities of classes that are absent",
@@ -129,6 +157,8 @@ def test_an_error_is_named(broken, reason):
 def test_a_learner_without_errors_passes_every_check():
     assert check_learner(Whole()) == [
         "answers",
+        "answers unlike numbers of images",
+        "tells queries apart",
         "is fitted to the labels",
         "has parameters of a dtype",
         "embeds each image alone",
@@ -147,6 +177,25 @@ def test_checks_are_those_of_the_traits():
     assert NearestMean.traits.trains_on is TrainsOn.NOTHING
     assert "has a loss" not in check_learner(NearestMean(MLP(SHAPE, rngs=nnx.Rngs(0), width=8)))
     assert "knows no order of classes" not in check_learner(Biased(), symmetric=False)
+
+
+class Saturated(Whole):
+    """Right answers have no loss that single precision holds, and no gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nnx.Param(jnp.full((), 1e3, jnp.float32))
+
+    def features(self, images, train):
+        return self.scale * images.reshape(*images.shape[:2], -1) / 255
+
+
+@pytest.mark.long
+def test_learners_without_errors_raise_no_alarm():
+    """Trained on two classes, with answers of 0 and 1 alone, or certain of all that they see."""
+    of_two = FeatureTransfer(MLP(SHAPE, rngs=nnx.Rngs(0), width=8), classes=2, rngs=nnx.Rngs(1))
+    for learner in (Whole(way=2), of_two, NearestNeighbour(Identity((1, 1, 16))), Saturated()):
+        assert "answers" in check_learner(learner)
 
 
 def test_what_is_no_learner_of_classes_is_refused():

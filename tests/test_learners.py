@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from fewshot import learners
+from fewshot.evaluation.learner_conformance import _knows_no_order_of_classes, answer, check_learner, task_of
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners import LEARNERS, TrainsOn
 from fewshot.learners.base import Learner, traced
-from fewshot.learners.conformance import _knows_no_order_of_classes, answer, check_learner, task_of
 from fewshot.training.configuration import RunConfig, resolve
 from fewshot.training.run import build_run
 
