@@ -1,4 +1,4 @@
-"""Tell which of several methods is better: their differences on the same test tasks, with intervals.
+"""Tell which of several methods is better: their differences on common test tasks, with intervals.
 
 python runners/compare.py RUN RUN [RUN ...] [--json FILE]      every flag: --help
 
@@ -28,7 +28,7 @@ from fewshot.training.configuration import RunConfig
 from fewshot.training.overrides import ConfigError
 
 FILE = "predictions.npz"
-OF_ONE_RUN = {"seed", "environment", "chosen"}  # what runs of one method may differ in
+OF_ONE_RUN = {"seed", "chosen"}  # what runs of one method may differ in
 HEADINGS = {"accuracy": "accuracy, %", "nll": "NLL, nats", "brier": "Brier score"}
 LEGEND = """\
 Differences are to the first row on tasks of the same classes, with 95% intervals. Over tasks: with others of these.
@@ -48,7 +48,7 @@ class ComparingConfig:
 class Compared:
     """What the runs of one method predict; path: the first of them, by which tables name it.
 
-    settings: those of its run folders, but for what OF_ONE_RUN names; None of a file.
+    settings, seeds: those of its run folders, without what OF_ONE_RUN names; None and 0 of a file.
     """
 
     path: str
@@ -67,8 +67,7 @@ def main(config: ComparingConfig) -> dict[str, Json]:
     Raises ConfigError or RunError, each with one line.
     """
     files = {run: _file(run) for run in config.runs}
-    read = [str(file) for path in files.values() for file in path.parent.glob("*")] if config.json else []
-    check_outputs({"--json": config.json}, [*map(str, files.values()), *read])
+    check_outputs({"--json": config.json}, map(str, files.values()))
     if len(set(map(Path.resolve, files.values()))) < max(len(config.runs), 2):
         raise ConfigError(f"expected two runs or more, each named once, got {' '.join(map(plain, config.runs))}")
     methods = _methods(files)
@@ -188,7 +187,7 @@ def parse(arguments: Sequence[str] | None = None) -> ComparingConfig:
     """The command line. Raises ConfigError."""
     parser = OneLineParser(
         prog="compare.py",
-        description="Tell which of several methods is better: differences on the same test tasks, with intervals.",
+        description="Tell which of several methods is better: differences on common test tasks, with intervals.",
         allow_abbrev=False,
     )
     said = f"a run folder that holds {FILE}, or a file of evaluate.py --predictions-file; the first is compared with"

@@ -32,11 +32,12 @@ def run_of(path, seed, **settings):
     return str(path)
 
 
-RUNS = [("a", 0, 3000), ("b", 1, 5000), ("a1", 2, 3000), ("b1", 3, 5000)]
+RUNS = [("a", 0, 3000), ("b", 1, 5000), ("a1", 2, 3000)]
 
 
 def test_runs_of_other_seeds_are_one_method(tmp_path, capsys):
     paths = [run_of(tmp_path / name, seed, episodes=count) for name, seed, count in RUNS]
+    paths.append(run_of(tmp_path / "b1", 3, episodes=5000, inference="cvi"))  # asked for, and what it is anyway
     paths.append(file_of(tmp_path / "c.npz", 4))
     assert compare.command_line([*paths, "--json", str(tmp_path / "found.json")]) == 0
     printed = capsys.readouterr().out
@@ -58,6 +59,7 @@ def test_runs_of_other_seeds_are_one_method(tmp_path, capsys):
     own, other = (100 * np.mean([metrics.accuracy(*kept[:2]) for kept in runs]) for runs in (first[:2], second))
     assert row[1:4] == ["2", f"{other:.1f}", f"{other - own:+.1f}"]
     assert "not trained alike: for 3,000, 5,000 tasks, in this order" in printed
+    assert compare.command_line([*paths, "--json", str(tmp_path / "found.json")]) == 0  # written anew
 
 
 def test_unlike_budgets_are_told_of_run_folders_alone(tmp_path, capsys):
@@ -114,8 +116,15 @@ def test_what_cannot_be_compared_is_refused_in_one_line(names, reason, tmp_path,
 
 def test_no_file_that_is_read_is_written_over(tmp_path):
     paths = [run_of(tmp_path / "a", 0), file_of(tmp_path / "c.npz", 1)]
-    for path in (paths[1], str(tmp_path / "a" / "predictions.npz"), str(tmp_path / "a" / "config.json")):
+    run_of(tmp_path / "other", 2)
+    own = "expected --json to be no file of a run, got .*config.json, which is kept; name another"
+    for path, reason in (
+        (paths[1], "is read; name another"),
+        (str(tmp_path / "a" / "predictions.npz"), "is read; name another"),
+        (str(tmp_path / "a" / "config.json"), own),
+        (str(tmp_path / "other" / "config.json"), own),
+    ):
         before = (tmp_path / path).read_bytes()
-        with pytest.raises(ConfigError, match="is read; name another"):
+        with pytest.raises(ConfigError, match=reason):
             compare.main(compare.ComparingConfig(tuple(paths), json=path))
         assert (tmp_path / path).read_bytes() == before

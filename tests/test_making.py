@@ -13,6 +13,7 @@ from flax import nnx
 from fewshot import load_run, new_run, save_run
 from fewshot.runners import evaluate
 from fewshot.training import making
+from fewshot.training.overrides import ConfigError
 from fewshot.training.run_directory import RunError
 
 FIELDS = {**tiny_omniglot.FLAGS, "learner": "prototypical"}
@@ -38,6 +39,11 @@ def test_a_loop_of_ones_own_leaves_a_run_that_commands_take(tiny_data, tmp_path,
         evaluate.command_line(["runs/mine", "--episodes", "8", "--data-root", tiny_data, "--report", "page.html"]) == 0
     )
     assert f"Temperature {opened.temperature:.3f}, fitted on" in capsys.readouterr().out
+
+
+def test_what_is_no_flag_is_refused_in_one_line():
+    with pytest.raises(ConfigError, match=r"expected flags of meta_train.py by their names, got learners, shots$"):
+        new_run(shots=5, learners="prototypical")
 
 
 def test_a_learner_of_another_run_is_refused_and_nothing_is_written(tiny_data, tmp_path, monkeypatch):

@@ -5,8 +5,8 @@ run, problem = new_run(dataset="omniglot", learner="prototypical", shot=5)
 save_run(dataclasses.replace(run, learner=learner), problem, "runs/mine")
 """
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from fewshot.training import run_directory
 from fewshot.training.class_problem import load_class_problem
 from fewshot.training.configuration import RunConfig, configured, resolve
 from fewshot.training.curve_problem import load_curve_problem
+from fewshot.training.overrides import ConfigError
 from fewshot.training.plugins import load_plugins
 from fewshot.training.problem import Problem
 from fewshot.training.run import Run, build_run, describe, export, exported, with_weights
@@ -27,9 +28,11 @@ from fewshot.training.run_directory import RunError
 def new_run(**fields: Any) -> tuple[Run, Problem]:
     """The untrained run of some fields of `RunConfig`, which are the flags of meta_train.py, and its data.
 
-    Raises ConfigError and DataError, each with one line.
+    Raises ConfigError, also for what is no such field, and DataError, each with one line.
     """
     load_plugins()
+    if unknown := fields.keys() - {entry.name for entry in dataclasses.fields(RunConfig)}:
+        raise ConfigError(f"expected flags of meta_train.py by their names, got {', '.join(sorted(unknown))}")
     config, problem = loaded(resolve(configured(**fields)))
     return untrained(config, problem), problem
 
@@ -47,7 +50,9 @@ def save_run(run: Run, problem: Problem, path: str | Path, *, steps: int = 0) ->
         with_weights(untrained(run.config, problem), exported(run, steps), Path("the learner"))
     except RunError as error:
         raise RunError(f"expected the learner of {describe(run.config).splitlines()[0]}: {error}") from error
-    fitted = replace(run, temperature=problem.calibration(run.config)(run.learner), own_classes=problem.class_names)
+    fitted = dataclasses.replace(
+        run, temperature=problem.calibration(run.config)(run.learner), own_classes=problem.class_names
+    )
     environment = {"jax": jax.__version__, "backend": jax.default_backend()}
     export(run_directory.create(folder, stored(run.config, problem, environment)), fitted, steps)
     return fitted

@@ -27,6 +27,8 @@ from fewshot.training.weights import WeightTree
 
 SCHEMA_VERSION = 2  # 1 had Gaussian processes alone; its folders are read
 READABLE = (1, SCHEMA_VERSION)
+CONFIG = "config.json"
+FILES = (CONFIG, "metrics.jsonl", "weights.safetensors")  # those of a run itself, beside its checkpoints
 MOST_BYTES = 1 << 26  # of config.json and of metrics.jsonl, which are read whole
 NEVER_NULL = ("step", "episodes", "seconds", "validation_accuracy")  # a resumed run counts on from these
 LARGEST_STEP = 1 << 53  # from which on JSON numbers are not exact
@@ -205,15 +207,15 @@ def check_new(path: Path) -> None:
 def create(path: Path, config: Mapping[str, Json]) -> RunDirectory:
     """Make a run folder and write its config.json. Raises: RunError if the folder already holds anything."""
     check_new(path)
-    with told(path / "config.json"):
+    with told(path / CONFIG):
         path.mkdir(parents=True, exist_ok=True)
-        replace_text(path / "config.json", json.dumps(_with_version(config), indent=2) + "\n", follow=False)
+        replace_text(path / CONFIG, json.dumps(_with_version(config), indent=2) + "\n", follow=False)
     return load(path)
 
 
 def load(path: Path, writes: bool = True) -> RunDirectory:
     """Read a run folder. Raises: RunError if it is missing, damaged or of a schema version not known here."""
-    file = path / "config.json"
+    file = path / CONFIG
     if not file.is_file():
         raise RunError(f"no run in {path}: expected {file}; train one with meta_train.py --run-dir {path}")
     config = _parsed(_read(file))

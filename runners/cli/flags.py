@@ -125,7 +125,7 @@ def count_or_auto(text: str) -> int:
 def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str] = ()) -> None:
     """Raises ConfigError unless a file can be written at the path of each flag that has one.
 
-    Every path is another one, and none is a file that is read, nor a picture.
+    Every path is another one, and none is a file that is read, a picture, or what training leaves in a run folder.
     """
     taken = {Path(path).resolve(): f"{path} is read" for path in inputs if Path(path).is_file()}
     for flag, path in outputs.items():
@@ -138,6 +138,8 @@ def check_outputs(outputs: Mapping[str, str | None], inputs: Iterable[str] = ())
             raise ConfigError(f"expected {flag} to be in a folder that exists, got {path}; make the folder first")
         if not os.access(place.parent, os.W_OK):
             raise ConfigError(f"expected {flag} to be in a folder that can be written, got {path}; name another")
+        if place.name in run_directory.FILES and (place.parent / run_directory.CONFIG).exists():
+            raise ConfigError(f"expected {flag} to be no file of a run, got {path}, which is kept; name another")
         if place in taken:
             raise ConfigError(f"expected {flag} to be a file of its own, but {taken[place]}; name another")
         if place.is_file() and place.suffix.lower() in (*SUFFIXES, *HEIC):

@@ -13,6 +13,7 @@ from fewshot.evaluation.text import format_markdown, format_table, plain
 from fewshot.runners.cli.flags import OneLineParser, whole_number
 from fewshot.runners.cli.launch import launch
 from fewshot.tasks.replacing import replace_text
+from fewshot.training import run_directory
 from fewshot.training.overrides import ConfigError
 
 Row: TypeAlias = Mapping[str, object]  # as a JSON file holds it
@@ -31,7 +32,7 @@ def folder(name: str, quick: bool, out: str | None) -> Path:
     Raises ConfigError for the folder of a training, whose files it would mix with its own.
     """
     path = Path(out or f"runs/{name}{'-quick' if quick else ''}")
-    if (path / "config.json").exists():
+    if (path / run_directory.CONFIG).exists():
         raise ConfigError(f"expected --out to be another folder than that of a run, got {plain(path)}; name another")
     path.mkdir(parents=True, exist_ok=True)
     return path
