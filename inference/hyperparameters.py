@@ -3,7 +3,8 @@
 The first points are those of the prior. Each later round draws from a Student-t distribution with the mean and
 covariance of all points so far, weighted under a power of the likelihood at which enough of them count. A point counts
 against the mixture of all proposals (multiple importance sampling with the balance heuristic, Veach & Guibas 1995;
-adaptive, Cornuet et al. 2012). There is no search that could end in a wrong optimum, and no gradient.
+adaptive, Cornuet et al. 2012). It takes no gradient. A mode that no point of the first rounds comes near is not found,
+however high it is.
 """
 
 from collections.abc import Callable
