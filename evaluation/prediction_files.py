@@ -19,19 +19,23 @@ from fewshot.tasks.arrays import array_names, read_members
 from fewshot.tasks.files import DAMAGE
 
 NAMES = ("log_ratios", "labels", "classes")
-
-
-ORIGIN = ("images_crc32", "temperature")
+MOST_LETTERS = 100  # of the text of an origin
 
 
 class Origin(NamedTuple):
-    """Of which images the episodes are, and the temperature that the probabilities were made at.
+    """Of which images the episodes are, and how the probabilities were made.
 
-    images_crc32: `episode_lists.checksum` of the data set. None is not known, as of files of earlier versions.
+    images_crc32: `episode_lists.checksum` of the data set. shot: labelled images of each class. corruption: of all
+    images, as evaluate.py is told, "" for none. None is not known, as of files of earlier versions.
     """
 
     images_crc32: int | None = None
     temperature: float | None = None
+    shot: int | None = None
+    corruption: str | None = None
+
+
+KINDS = {"images_crc32": "iu", "temperature": "f", "shot": "iu", "corruption": "U"}  # of an origin's arrays
 
 
 class KeptPredictions(NamedTuple):
@@ -75,14 +79,20 @@ def read_origin(path: str | PathLike[str]) -> Origin:
     """Where the predictions of a file are from. Raises: ValueError, in one line, for a file that `read` refuses."""
     try:
         held = array_names(Path(path))
-        arrays = read_members(Path(path), tuple(name for name in ORIGIN if name in held))
+        arrays = read_members(Path(path), tuple(name for name in KINDS if name in held))
         for name, array in arrays.items():
-            kinds = "iu" if name == "images_crc32" else "f"
-            if array.shape or array.dtype.kind not in kinds or not (np.isfinite(array) and array >= 0):
-                raise ValueError(f"{name} is {array.dtype} of shape {array.shape}, expected one number")
+            if array.shape or array.dtype.kind not in KINDS[name] or not _is_plain(array.item()):
+                raise ValueError(f"{name} is {array.dtype} of shape {array.shape}, expected one number or short text")
         return Origin(**{name: array.item() for name, array in arrays.items()})
     except DAMAGE as error:
         raise _refused(path, error) from error
+
+
+def _is_plain(value: object) -> bool:
+    """A finite number that is not negative, or a short text of one line."""
+    if isinstance(value, str):
+        return len(value) <= MOST_LETTERS and (value == "" or value.isprintable())
+    return isinstance(value, int | float) and bool(np.isfinite(value)) and value >= 0
 
 
 def _refused(path: str | PathLike[str], error: Exception) -> ValueError:

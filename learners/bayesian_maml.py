@@ -119,12 +119,13 @@ def stein_direction(rows: Float[Array, "P K"], gradients: Float[Array, "P K"]) -
     """1/P sum_j [k(j, i) gradient_j + d k(j, i) / d row_j] with k(j, i) = exp(-|row_j - row_i|^2 / h).
 
     sqrt(h log P) is the median distance of all P^2 pairs, those of a particle with itself among them; h is held fixed
-    in derivatives. Liu & Wang 2016.
+    in derivatives, and 1 where the median is 0, as of particles that are alike. Liu & Wang 2016.
     """
     if len(rows) == 1:  # k = 1, and nothing to keep apart
         return gradients
     squares = squared_distances(rows, rows)
-    width = jnp.median(jnp.sqrt(jax.lax.stop_gradient(squares))) ** 2 / math.log(len(rows))
+    median = jnp.median(jnp.sqrt(jax.lax.stop_gradient(squares)))
+    width = jnp.where(median > 0, median**2 / math.log(len(rows)), 1.0)
     alike = jnp.exp(-squares / width)
     weighted = partial(jnp.matmul, alike, precision=jax.lax.Precision.HIGHEST)
     apart = 2 / width * (rows * alike.sum(1, keepdims=True) - weighted(rows))

@@ -8,7 +8,7 @@ the first.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 from fewshot.evaluation import prediction_files
 from fewshot.evaluation.metrics import EPISODE_SCORES
 from fewshot.evaluation.paired import Difference, check_same, paired_differences
-from fewshot.evaluation.prediction_files import KeptPredictions
+from fewshot.evaluation.prediction_files import KeptPredictions, Origin
 from fewshot.evaluation.resampling import Interval, plain_interval
 from fewshot.evaluation.text import Json, format_table, plain
 from fewshot.runners.cli.flags import OneLineParser, check_outputs
@@ -53,6 +53,7 @@ class Compared:
 
     path: str
     settings: Mapping[str, Json] | None
+    origin: Origin
     runs: list[KeptPredictions]
     seeds: list[int]
 
@@ -82,9 +83,8 @@ def main(config: ComparingConfig) -> dict[str, Json]:
     for score in HEADINGS:
         print(f"\n{_table(score, methods, found)}")
     print(f"\n{LEGEND}")
-    tasks = [method.settings["episodes"] for method in methods if method.settings]
-    if len(set(tasks)) > 1:
-        print(f"They were not trained alike: for {', '.join(f'{count:,}' for count in tasks)} tasks, in this order.")
+    for note in _unlike(methods):
+        print(note)
     written = _json(methods, found)
     if config.json:
         replace_text(Path(config.json), json.dumps(written, indent=2) + "\n")
@@ -120,16 +120,38 @@ def _methods(files: Mapping[str, Path]) -> list[Compared]:
             images.setdefault(origin.images_crc32, run)
         settings, seed = _settings(Path(run))
         # Runs of one seed and equal settings are two methods: a loop of one's own writes down nothing of itself.
-        same = [one for one in methods if settings is not None and one.settings == settings and seed not in one.seeds]
+        alike = [one for one in methods if settings is not None and one.settings == settings]
+        same = [one for one in alike if seed not in one.seeds and _tested_alike(one.origin, origin)]
         if same:
             same[0].runs.append(kept)
             same[0].seeds.append(seed)
         else:
-            methods.append(Compared(run, settings, [kept], [seed]))
+            methods.append(Compared(run, settings, origin, [kept], [seed]))
     if len(images) > 1:
         one, other, *_ = images.values()
         raise ConfigError(f"expected tests on the same images, got others in {plain(other)} than in {plain(one)}")
     return methods
+
+
+def _tested_alike(one: Origin, other: Origin) -> bool:
+    """As far as both tell."""
+    pairs = [(one.shot, other.shot), (one.corruption, other.corruption)]
+    return all(None in pair or pair[0] == pair[1] for pair in pairs)
+
+
+def _unlike(methods: Sequence[Compared]) -> Iterator[str]:
+    """What else differs between the methods, a line each."""
+    tasks = [f"{method.settings['episodes']:,}" for method in methods if method.settings]
+    shots = [str(method.origin.shot) for method in methods if method.origin.shot is not None]
+    corruptions = [plain(one.origin.corruption) or "nothing" for one in methods if one.origin.corruption is not None]
+    notes = {
+        "They were not trained alike: for {} tasks": tasks,
+        "They were not tested alike: with {} labelled images of each class": shots,
+        "They were not tested alike: on images corrupted by {}": corruptions,
+    }
+    for note, values in notes.items():
+        if len(set(values)) > 1:
+            yield f"{note.format(', '.join(values))}, in this order."
 
 
 def _settings(path: Path) -> tuple[dict[str, Json] | None, int]:

@@ -63,7 +63,12 @@ def main(config: EvaluationConfig) -> Evaluation:
         episode_lists.save(Path(config.episodes_file), found.splits.test, found.episodes, found.rows[TEMPERED].scores)
     if config.predictions_file:
         scores = found.rows[TEMPERED].scores
-        origin = prediction_files.Origin(episode_lists.checksum(found.splits.test), found.temperature)
+        origin = prediction_files.Origin(
+            episode_lists.checksum(found.splits.test),
+            found.temperature,
+            found.episodes.shape.shot,
+            found.corruption or "",
+        )
         kept = prediction_files.to_bytes(scores.probabilities, scores.labels, found.shown, origin)
         replace_bytes(Path(config.predictions_file), kept)
     metrics = _metrics(config, run, found)

@@ -1,6 +1,7 @@
 """compare.py: tables of differences between run folders and files, and what is refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,20 @@ def test_runs_of_other_seeds_are_one_method(tmp_path, capsys):
     assert row[1:4] == ["2", f"{other:.1f}", f"{other - own:+.1f}"]
     assert "not trained alike: for 3,000, 5,000 tasks, in this order" in printed
     assert compare.command_line([*paths, "--json", str(tmp_path / "found.json")]) == 0  # written anew
+
+
+def test_unlike_tests_are_told_and_are_no_seeds_of_one_method(tmp_path, capsys):
+    paths = [run_of(tmp_path / name, seed) for seed, name in enumerate("abcd")]
+    for path, (shot, corruption) in zip(paths, [(1, ""), (5, "noise:2"), (1, ""), (None, None)], strict=True):
+        file_of(Path(path) / "predictions.npz", 0, origin=Origin(shot=shot, corruption=corruption))
+    written = compare.main(compare.parse(paths))
+    printed = capsys.readouterr().out
+    assert [row["path"] for row in written["methods"]] == paths[:2]
+    assert len(written["methods"][0]["runs"]["accuracy"]) == 3  # what a file does not tell may be anything
+    assert "not tested alike: with 1, 5 labelled images of each class, in this order." in printed
+    assert "not tested alike: on images corrupted by nothing, noise:2, in this order." in printed
+    compare.main(compare.parse([paths[0], paths[3], file_of(tmp_path / "file", 1, origin=Origin(shot=1))]))
+    assert "not tested alike" not in capsys.readouterr().out
 
 
 def test_unlike_budgets_are_told_of_run_folders_alone(tmp_path, capsys):

@@ -17,6 +17,7 @@ from fewshot.models.expectations import Exact, MonteCarlo
 from fewshot.runners.cli.flags import dataset_name, parse
 from fewshot.training import defaults, optimisation
 from fewshot.training.configuration import REGISTRIES, RunConfig, TrainerSettings, override_targets, resolve
+from fewshot.training.optimisers import OPTIMISERS, SCHEDULES
 from fewshot.training.overrides import ConfigError, Override, converted, parse_override
 from fewshot.training.run import build_run
 
@@ -275,6 +276,16 @@ def test_the_optimiser_is_that_of_the_network_alone(name, moved):
     updates, _ = optimiser.update(params, optimiser.init(params), params)
     assert updates["backbone"] == pytest.approx(-moved, abs=1e-5)
     assert updates["hyper"] == pytest.approx(-0.1, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["optimiser", "schedule"])
+def test_an_optimiser_of_ones_own_that_is_none_is_one_line(name, monkeypatch):
+    registry = {"optimiser": OPTIMISERS, "schedule": SCHEDULES}[name]
+    for entry, reason in ((5, "expected optax .*, got TypeError"), (lambda *_: None, "expected .* mine.*, got ")):
+        monkeypatch.setitem(registry, "mine", entry)
+        with pytest.raises(ConfigError, match=reason) as error:
+            resolve(RunConfig(settings={f"trainer.{name}": "mine"}))
+        assert "\n" not in str(error.value)
 
 
 def test_one_long_gradient_does_not_stop_the_steps_after_it():

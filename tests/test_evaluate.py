@@ -286,7 +286,8 @@ def test_kept_predictions_say_of_which_images_and_temperature_they_are(everythin
     listed = episode_lists.read(everything.folder / "episodes.npz")
     assert metrics.accuracy(p, labels) == everything.metrics["accuracy"] and classes.shape == (12, 2)
     np.testing.assert_array_equal(labels, listed.arrays["y_query"])
-    assert prediction_files.read_origin(file) == (listed.checksum, everything.metrics["temperature"])
+    expected = (listed.checksum, everything.metrics["temperature"], 2, "gaussian-noise:3")
+    assert prediction_files.read_origin(file) == expected
 
 
 def test_one_episode_has_scores_and_no_intervals():

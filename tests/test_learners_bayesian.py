@@ -54,6 +54,13 @@ def test_the_stein_direction_is_a_step_of_numpyro():
     assert np.abs(after - before).max() > 0.1
 
 
+def test_particles_that_are_alike_climb_together():
+    rows, gradients = jnp.ones((4, 3)), jnp.arange(12.0).reshape(4, 3)
+    found, slope = jax.value_and_grad(lambda rows: stein_direction(rows, gradients).sum())(rows)
+    np.testing.assert_allclose(stein_direction(rows, gradients), np.tile(gradients.mean(0), (4, 1)), rtol=1e-6)
+    assert np.isfinite(found) and np.isfinite(slope).all()
+
+
 @pytest.mark.long
 @double
 def test_one_particle_is_maml():

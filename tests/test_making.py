@@ -46,6 +46,13 @@ def test_what_is_no_flag_is_refused_in_one_line():
         new_run(shots=5, learners="prototypical")
 
 
+@pytest.mark.parametrize("field", [{"shot": "5"}, {"dataset": 5}, {"settings": ["a=b"]}, {"way": True}])
+def test_what_is_no_value_of_a_flag_is_refused_in_one_line(field):
+    ((name, value),) = field.items()
+    with pytest.raises(ConfigError, match=rf"^expected (int|str|dict) as {name}, got {re.escape(repr(value))}$"):
+        new_run(**field)
+
+
 def test_a_learner_of_another_run_is_refused_and_nothing_is_written(tiny_data, tmp_path, monkeypatch):
     run, problem = new_run(**FIELDS, data_root=tiny_data)
     other, _ = new_run(**{**FIELDS, "learner": "matching"}, data_root=tiny_data)
@@ -53,11 +60,13 @@ def test_a_learner_of_another_run_is_refused_and_nothing_is_written(tiny_data, t
         save_run(replace(run, learner=other.learner), problem, tmp_path / "run")
     graph, state = nnx.split(run.learner)
     state = jax.tree.map(lambda leaf: leaf * np.nan, state)
+    with pytest.raises(RunError, match=r"expected a whole number from 0 on as steps, got -1$"):
+        save_run(run, problem, tmp_path / "run", steps=-1)
     with pytest.raises(RunError, match=r"expected finite numbers"):
         save_run(replace(run, learner=nnx.merge(graph, state)), problem, tmp_path / "run")
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("kept")
     monkeypatch.setattr(making, "untrained", None)  # it is asked before anything takes time
-    with pytest.raises(RunError, match="already exists"):
+    with pytest.raises(RunError, match=r"already exists; choose another$"):
         save_run(run, problem, tmp_path / "run")

@@ -9,6 +9,7 @@ from conftest import REPOSITORY
 
 from fewshot.learners import LEARNERS
 from fewshot.runners import evaluate, meta_train
+from fewshot.training.overrides import ConfigError
 from fewshot.training.plugins import load_plugins
 from fewshot.training.run import load_run
 from fewshot.training.run_directory import RunError
@@ -62,13 +63,24 @@ def test_a_learner_of_ones_own_is_trained_and_opened_again(mine, tmp_path, monke
 
 def test_a_module_that_cannot_be_imported_is_one_line(mine, tmp_path, monkeypatch, capsys):
     (tmp_path / "broken.py").write_text("raise RuntimeError('two\\nlines')")
-    for names, reason in (("absent", "ModuleNotFoundError"), ("mine, broken", "RuntimeError: two")):
+    (tmp_path / "ending.py").write_text("raise SystemExit('two\\nlines')")
+    refused = [("absent", "ModuleNotFoundError"), ("mine, broken", "RuntimeError: two"), ("ending", "SystemExit: two")]
+    for names, reason in refused:
         monkeypatch.setenv("FEWSHOT_PLUGINS", names)
         with pytest.raises(SystemExit, match="2"):
             meta_train.command_line(["--quiet"])
         message = capsys.readouterr().err
         assert f"in FEWSHOT_PLUGINS, got {names.split(', ')[-1]} ({reason}" in message
         assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["json", "sys"])
+def test_a_module_that_another_hides_is_refused(name, mine, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEWSHOT_PLUGINS", f"mine,{name}")
+    load_plugins()  # nothing is hidden
+    (tmp_path / f"{name}.py").write_text("")
+    with pytest.raises(ConfigError, match=rf"expected {name}.py as {name} in FEWSHOT_PLUGINS, but .* has that name"):
+        load_plugins()
 
 
 @pytest.mark.parametrize("names", ["", " , "])

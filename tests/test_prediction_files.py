@@ -89,14 +89,20 @@ def test_the_lines_of_the_documentation_compute_metrics_again(tmp_path, monkeypa
 def test_where_predictions_are_from_comes_back(tmp_path):
     arrays = confident_predictions(5)
     path = kept(tmp_path, *arrays)
-    assert prediction_files.read_origin(path) == (None, None)
-    for origin in (Origin(2**32 - 1, 0.25), Origin(0), Origin(temperature=3.5)):
+    assert prediction_files.read_origin(path) == Origin()
+    for origin in (Origin(2**32 - 1, 0.25, 5, "noise:2"), Origin(0), Origin(temperature=3.5), Origin(corruption="")):
         assert prediction_files.read_origin(kept(tmp_path, *arrays, origin)) == origin
         np.testing.assert_array_equal(prediction_files.read(path).labels, arrays[1])
 
 
 @pytest.mark.parametrize(
-    "other", [{"images_crc32": -1}, {"images_crc32": 0.5}, {"temperature": [1.0]}, {"temperature": np.nan}]
+    "other",
+    [
+        *({"images_crc32": one} for one in (-1, 0.5)),
+        *({"temperature": one} for one in ([1.0], np.nan)),
+        *({"shot": one} for one in (1.0, "5", [5])),
+        *({"corruption": one} for one in (5, "two\nlines", "long" * 30, ["noise:2"])),
+    ],
 )
 def test_an_origin_that_is_none_is_refused(other, tmp_path):
     path = tmp_path / "predictions.npz"

@@ -13,7 +13,7 @@ from fewshot.models.deep_kernel import starting_values
 from fewshot.tasks.augmentation import AUGMENTATIONS
 from fewshot.tasks.curves import has_real_labels
 from fewshot.training import defaults, run_directory
-from fewshot.training.optimisers import OPTIMISERS, SCHEDULES
+from fewshot.training.optimisers import OPTIMISERS, SCHEDULES, optimiser_of_network
 from fewshot.training.overrides import (
     LARGEST_SEED,
     ConfigError,
@@ -103,6 +103,7 @@ class TrainerSettings:
                     raise ConfigError(f"trainer.{entry.name} must be at least 0, got {value}")
             elif not isinstance(value, str) and not value > 0:
                 raise ConfigError(f"trainer.{entry.name} must be positive, got {value}")
+        optimiser_of_network(self.optimiser, self.schedule, self.learning_rate, steps=1)
 
 
 @dataclass(frozen=True)

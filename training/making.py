@@ -33,6 +33,10 @@ def new_run(**fields: Any) -> tuple[Run, Problem]:
     load_plugins()
     if unknown := fields.keys() - {entry.name for entry in dataclasses.fields(RunConfig)}:
         raise ConfigError(f"expected flags of meta_train.py by their names, got {', '.join(sorted(unknown))}")
+    for name, value in fields.items():
+        kind = type(getattr(RunConfig(), name))
+        if kind is not type(None) and type(value) is not kind:
+            raise ConfigError(f"expected {kind.__name__} as {name}, got {value!r:.60}")
     config, problem = loaded(resolve(configured(**fields)))
     return untrained(config, problem), problem
 
@@ -40,12 +44,14 @@ def new_run(**fields: Any) -> tuple[Run, Problem]:
 def save_run(run: Run, problem: Problem, path: str | Path, *, steps: int = 0) -> Run:
     """Write the run folder that `load_run` and every command read; the run with its temperature.
 
-    steps: how many were taken, for the record. The temperature is fitted as after every training, whatever the run's
-    own is. Raises RunError for a folder that holds anything, and for a learner that is not the one of the
+    steps: how many were taken, at least 0, for the record. The temperature is fitted as after every training, whatever
+    the run's own is. Raises RunError for a folder that holds anything, and for a learner that is not the one of the
     configuration, or has numbers that are not finite.
     """
     folder = Path(path)
-    run_directory.check_new(folder)
+    run_directory.check_new(folder, "choose another")
+    if not 0 <= steps <= run_directory.LARGEST_STEP:
+        raise RunError(f"expected a whole number from 0 on as steps, got {steps!r:.40}")
     try:
         with_weights(untrained(run.config, problem), exported(run, steps), Path("the learner"))
     except RunError as error:

@@ -15,7 +15,7 @@ from fewshot.tasks import Dataset, LabelledImages, Task, sample_batch, sample_ta
 from fewshot.tasks.augmentation import AUGMENTATIONS, augment
 from fewshot.training.configuration import RunConfig
 from fewshot.training.data import training_classes
-from fewshot.training.optimisers import OPTIMISERS, SCHEDULES
+from fewshot.training.optimisers import SCHEDULES, optimiser_of_network
 from fewshot.training.overrides import ConfigError
 from fewshot.training.run import Run, keys
 
@@ -71,9 +71,8 @@ def build_optimiser(config: RunConfig) -> optax.GradientTransformation:
     The few hyper-parameters have priors and a rate of their own; decay of weights would be one more prior.
     """
     settings = config.trainer
-    schedule = SCHEDULES[settings.schedule]
-    network = OPTIMISERS[settings.optimiser](schedule(settings.learning_rate, config.steps))
-    kernel = optax.adam(schedule(settings.kernel_learning_rate, config.steps))
+    network = optimiser_of_network(settings.optimiser, settings.schedule, settings.learning_rate, config.steps)
+    kernel = optax.adam(SCHEDULES[settings.schedule](settings.kernel_learning_rate, config.steps))
     return clipped(optax.partition({"network": network, "kernel": kernel}, _labels), settings.clip_norm)
 
 

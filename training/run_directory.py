@@ -196,12 +196,12 @@ def lock(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def check_new(path: Path) -> None:
-    """Raises: RunError if the path is a file, or a folder that already holds anything."""
+def check_new(path: Path, advice: str = "continue it with --resume or choose another --run-dir") -> None:
+    """Raises: RunError, with the advice, if the path is a file, or a folder that already holds anything."""
     if path.exists() and not path.is_dir():
-        raise RunError(f"expected a folder for the run, got the file {path}; choose another --run-dir")
+        raise RunError(f"expected a folder for the run, got the file {path}; choose another")
     if path.exists() and any(path.iterdir()):
-        raise RunError(f"run folder {path} already exists; continue it with --resume or choose another --run-dir")
+        raise RunError(f"run folder {path} already exists; {advice}")
 
 
 def create(path: Path, config: Mapping[str, Json]) -> RunDirectory:
