@@ -67,6 +67,7 @@ def test_a_cavity_is_the_posterior_without_the_site(kind):
     assert isinstance(cavities, JointMarginals) == (kind != "diagonal")
 
 
+@pytest.mark.long
 @double
 def test_leaving_one_out_of_label_regression_is_a_fit_without_it():
     likelihood, prior = LabelRegression(noise=0.3), merged()

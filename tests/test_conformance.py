@@ -143,6 +143,7 @@ class Clipped(LogisticSoftmax):
         return flat._replace(shift=slope + flat.times(f))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("likelihood", [LogisticSoftmax(), Clipped(), OneVsEach()])
 def test_a_curvature_may_be_the_fisher_information_or_the_positive_part_of_minus_the_hessian(likelihood):
     with jax.enable_x64(True):

@@ -48,6 +48,7 @@ def assert_same_course(rows, expected, steps):
         np.testing.assert_array_equal(rows[name], expected[name])
 
 
+@pytest.mark.long
 def test_eight_devices_give_the_numbers_of_one(shared):
     """Fifty steps of eight tasks: losses, diagnostics, and at the end every parameter and running statistic."""
     assert shared["devices"] == 8
@@ -57,15 +58,18 @@ def test_eight_devices_give_the_numbers_of_one(shared):
     np.testing.assert_allclose(shared["learned"]["8"], shared["learned"]["1"], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.long
 def test_several_tasks_on_each_of_several_devices(shared):
     assert_same_course(shared["rows"]["4"], shared["rows"]["1"], 10)
 
 
+@pytest.mark.long
 def test_devices_exchange_numbers_once_a_step(shared):
     """Every exchange between processes costs milliseconds."""
     assert shared["exchanges"] == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("course", ["8 then 1", "1 then 8"])
 def test_a_checkpoint_of_some_devices_resumes_on_another_number(shared, course):
     assert_same_course(shared["rows"][course], shared["rows"]["1"], 10)

@@ -76,6 +76,7 @@ def fitted(name, task, steps=30):
     return kernel, likelihood, state, kernel.posterior(state, task.prior)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not diagnostics.arviz.__version__.startswith("0."), reason="ArviZ 1 moves no file")
 def test_two_processes_import_arviz_at_once(tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}

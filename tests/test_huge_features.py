@@ -30,6 +30,7 @@ def test_products_that_overflow_are_an_error(kernel, scale):
         model.fit(features(6, scale), LABELS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [exact, laplace])
 def test_queries_whose_products_overflow_are_an_error(make):
     """Laplace's probabilities would be finite, of a linear kernel too."""

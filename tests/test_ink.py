@@ -111,6 +111,7 @@ def test_it_is_for_characters_and_can_be_switched_off():
     assert set(ink.STYLES) <= set(DATASETS)
 
 
+@pytest.mark.long
 def test_a_run_on_characters_says_what_it_read_and_what_looks_like_none(tiny_run, tmp_path, capsys):
     for seed, folder in enumerate(("support/a", "support/b", "query")):
         (tmp_path / folder).mkdir(parents=True)

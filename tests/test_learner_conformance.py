@@ -170,6 +170,7 @@ def test_a_learner_without_errors_passes_every_check():
     ]
 
 
+@pytest.mark.long
 def test_checks_are_those_of_the_traits():
     learner = MAML(MLP(SHAPE, rngs=nnx.Rngs(0), width=8), way=5, rngs=nnx.Rngs(1))
     found = check_learner(learner)

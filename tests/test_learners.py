@@ -26,6 +26,8 @@ TRAINED = [name for name, make in OF_CLASSES.items() if make.traits.trains_on is
 UNTRAINED = [name for name in OF_CLASSES if name not in TRAINED]
 # The columns of whose heads start at different random numbers, or are drawn.
 RANDOM_HEADS = ["baseline++", "abml"]
+# Whose programs compile in a second or two.
+QUICK = ["prototypical", "relation", "first-order-maml", "nearest-mean", "nearest-neighbour"]
 SMALL = {"gaussian-process": {"inference.expectation": 64}}
 # For Conv4, which has batch norms: images large enough for four poolings, and steps large enough to see them.
 SHAPE_OF_CONV4 = (16, 16, 1)
@@ -42,7 +44,9 @@ def learner_of(name, backbone, shape, seed=0, **settings):
     return build_run(resolve(config), shape, TRAINING_CLASSES).learner
 
 
-@pytest.mark.parametrize("name", OF_CLASSES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK)) for name in OF_CLASSES]
+)
 def test_every_learner_keeps_its_promises(name):
     """Classes of a process are alike too, but its draws are not permuted with them."""
     draws = name == "gaussian-process"
@@ -129,6 +133,7 @@ def test_one_that_is_not_registered_would_be_seen(name):
     assert unregistered(left) == (set() if bases else {LEARNERS[name].__name__})
 
 
+@pytest.mark.long
 def test_a_process_has_the_prior_of_as_many_labelled_examples_as_its_task_has():
     """SHOT of them a class, padded or not: s2 SHOT^power, as a process that has these values for every task."""
 

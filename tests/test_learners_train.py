@@ -36,6 +36,7 @@ def prototypical(tiny_data, tmp_path_factory):
     return path, trained("prototypical", tiny_data, path, backbone="conv4", episodes=12)
 
 
+@pytest.mark.long
 def test_prototypical_networks_train(prototypical):
     path, result = prototypical
     records = run_directory.load(path).read_metrics()

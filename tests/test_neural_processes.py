@@ -148,6 +148,7 @@ def latent_problem(proposal, draws):
     return learner, RealTask(x[:, None, None], y, query[:, None, None], wanted), jnp.concatenate([x, query])
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("proposal", Proposal)
 def test_the_bound_is_below_the_log_predictive_and_reaches_it(proposal):

@@ -121,6 +121,7 @@ def test_the_latent_mean_of_a_mixture_is_that_of_its_components_together():
     np.testing.assert_allclose(found.latent_mean, [0.5, -0.5])
 
 
+@pytest.mark.long
 def test_the_distance_is_that_to_the_nearest_class_in_what_its_own_examples_have():
     """By hand, of classes with 3, 1 and no examples; what is not real is none, and no length of a feature counts.
 

@@ -549,6 +549,7 @@ def test_the_temperature_is_that_of_as_many_classes_and_images(
     assert unknown in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_file_finds_its_run_from_any_folder(tiny_run, folders, tiny_data, tmp_path, monkeypatch):
     """The file holds where the run lay, so that it is not bound to the working folder of the time."""
     without = shutil.ignore_patterns(shape_temperature.KEPT)

@@ -50,6 +50,7 @@ def test_prediction_is_that_of_the_query_marginals_and_of_existing_classes(poste
     assert (probabilities[:, 2] == 0).all()
 
 
+@pytest.mark.long
 def test_sums_predict_independent_classes_without_noise(posterior):
     """Any key gives the same, which many draws approach; what is differentiated and mixtures keep their draws."""
     task, fitted = posterior

@@ -144,6 +144,7 @@ def test_intervals_of_few_points_cover_what_they_say():
     assert np.mean(inside[False]) < 0.83
 
 
+@pytest.mark.long
 def test_the_average_ends_where_rows_are_many():
     x, y = curve(201)
     best, mean_of_many = (len(FewShotRegressor().fit(x[:n], y[:n])._fitted.chosen.points) for n in (201, 200))

@@ -37,6 +37,7 @@ def test_scores_are_those_of_evaluate(corruption, rows, tiny_run, tiny_data):
                 assert value == pytest.approx(tested["out_of_episode"][score][name], rel=1e-6)
 
 
+@pytest.mark.long
 def test_other_classes_are_those_that_the_test_has_left(rows):
     """Four test classes, three of which a task shows."""
     assert rows[0]["failures"] == 0
@@ -47,6 +48,7 @@ def test_other_classes_are_those_that_the_test_has_left(rows):
     )
 
 
+@pytest.mark.long
 def test_tables_hold_every_number(rows):
     text = robustness.tables(rows)
     name, corrupted = rows[0]["method"], rows[0]["corrupted"]
@@ -60,6 +62,7 @@ def test_tables_hold_every_number(rows):
     assert f"single accuracies: +- {min(margins):.1f} to {max(margins):.1f}." in text
 
 
+@pytest.mark.long
 def test_methods_with_other_scores_are_in_one_table(rows):
     """A learner without latents first: the columns are those of all rows."""
     some = {name: rows[0]["out_of_episode"][name] for name in ("probability", "entropy")}
@@ -72,6 +75,7 @@ def test_methods_with_other_scores_are_in_one_table(rows):
     assert plain.endswith("| - | - | - |") and "| - |" not in own
 
 
+@pytest.mark.long
 def test_after_a_stop_it_goes_on(rows, tiny_run, tiny_data, tmp_path, monkeypatch):
     file, scored, calls = tmp_path / "unfinished.json", robustness._scored, []
 
@@ -100,6 +104,7 @@ def test_after_a_stop_it_goes_on(rows, tiny_run, tiny_data, tmp_path, monkeypatc
     assert not file.exists()
 
 
+@pytest.mark.long
 def test_a_comparison_ends_with_them(monkeypatch, tmp_path, tiny_run, tiny_data, rows):
     asked = []
 

@@ -175,6 +175,7 @@ class SlicedOfThree(LogisticSoftmax):
         return jnp.where(points == 3, 40, 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("real", [2, 3])
 def test_points_that_are_not_real_call_for_no_slices(real):
     prior, y, key = small_prior(2, 3), jnp.asarray([0, 1, 0], jnp.int32), jax.random.key(0)
@@ -499,6 +500,7 @@ def test_a_sampler_ends_once_it_has_mixed_and_draws_what_all_its_sweeps_would():
     np.testing.assert_allclose(states, whole, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_a_task_has_its_own_answer_whatever_is_worked_on_beside_it(monkeypatch):
     """By itself, or in a batch of batches, of which one task, three or all are worked on at a time.
 

@@ -236,6 +236,7 @@ def test_numbers_of_suggestions_that_make_no_sense_are_refused(fitted):
             fitted.suggest(POOL, k)
 
 
+@pytest.mark.long
 def test_labels_that_may_come_leave_the_prior_as_it_is():
     """Where a kernel follows the labelled examples, that of the labels that are there: the chain rule has one prior."""
     powers = {"kernel.constant": 0.5, "kernel.scale_power": 2.0, "kernel.constant_power": -1.0}

@@ -104,6 +104,7 @@ def test_halfway_between_two_pictures_no_class_is_likelier(head, lean):
         assert as_given.set_params(temperature="auto").prior_temperature_ == untrained([6, 1])
 
 
+@pytest.mark.long
 @double
 def test_a_temperature_is_learned_from_tasks_that_are_made_alike_without_each_fold():
     """(T3) by hand: the left-out inputs themselves, by means of the others."""
@@ -127,6 +128,7 @@ def test_a_temperature_is_learned_from_tasks_that_are_made_alike_without_each_fo
     assert np.abs(masked.weights / expected.weights - 1).max() > 0.05
 
 
+@pytest.mark.long
 def test_scores_of_unknown_classes_compare_with_the_examples_themselves(monkeypatch):
     """What the learner says is of the means; distances are to the means of all, and ranks among the examples."""
     rng, y = np.random.default_rng(2), labels_with(4, 2)
