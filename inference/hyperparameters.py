@@ -1,30 +1,35 @@
 """Hyper-parameters integrated out: weighted points of their posterior, by adaptive importance sampling.
 
-The first points are those of the prior. Each later round draws from a Student-t distribution with the mean and
-covariance of all points so far, weighted under a power of the likelihood at which enough of them count. A point counts
-against the mixture of all proposals (multiple importance sampling with the balance heuristic, Veach & Guibas 1995;
-adaptive, Cornuet et al. 2012). It takes no gradient. A mode that no point of the first rounds comes near is not found,
-however high it is.
+The first points are those of the prior, and of Student-t distributions about modes where these are given. Each later
+round draws from one with the mean and covariance of all points so far, weighted under a power of the likelihood at
+which enough of them count. A point counts against the mixture of all proposals (multiple importance sampling with the
+balance heuristic, Veach & Guibas 1995; adaptive, Cornuet et al. 2012). It takes no gradient; `posterior_modes` does. A
+mode that is not given, and that no point of the first rounds comes near, is not found, however high it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float
 from scipy import stats
+from scipy.optimize import minimize
 from scipy.special import logsumexp
 from scipy.stats import qmc
 
-from fewshot.models.gaussian import triangular_root
+from fewshot.models.gaussian import cholesky_inverse, triangular_root
+from fewshot.models.gaussian.dense import positive_part
 
 BLOCK, ROUNDS = 256, 12  # points that are drawn at once, of the prior twice; and the most rounds after these
 ENOUGH = 200.0  # effective number of points, at which no round follows
 FEWEST = 20.0  # effective number of points that a proposal is made from, by a power of the likelihood
 FLAT = 1e-4  # of a coordinate's deviation that no other explains, below which points lie in fewer dimensions
 FREEDOM, WIDER = 5, 1.5  # degrees of freedom of a proposal, and its covariance in units of the points'
+# Of modes, in units of the prior: the slope at which a search ends, half the distance of two slopes whose difference is
+# a curvature, the least curvature, the distance below which two modes are one; and nats below the highest to keep one.
+FLAT_SLOPE, HALF, LEAST_CURVATURE, SAME, LOWER = 1e-2, 1e-4, 0.2, 0.05, 10.0
 
 _root = jax.jit(triangular_root)
 
@@ -49,6 +54,13 @@ class PosteriorPoints(NamedTuple):
         chosen = np.minimum(chosen, len(shares) - 1)
         weights = self.weights[order][chosen] / shares[chosen]
         return self._replace(points=self.points[order][chosen], weights=weights / weights.sum())
+
+
+class Mode(NamedTuple):
+    """A local maximum [P] of a posterior's density, and the covariance [P, P] by its curvature there."""
+
+    point: Float[np.ndarray, " P"]
+    covariance: Float[np.ndarray, "P P"]
 
 
 class _Proposal(NamedTuple):
@@ -83,15 +95,19 @@ def posterior_points(
     centre: Float[np.ndarray, " P"],
     spread: Float[np.ndarray, " P"],
     seed: int = 0,
+    modes: Sequence[Mode] = (),
 ) -> PosteriorPoints:
     """The posterior of P numbers with independent normal priors N(centre, spread^2).
 
-    log_likelihood is asked of BLOCK points at a time; one where it is not finite has no weight. Raises
-    FloatingPointError where no point has any, or too few to learn from.
+    log_likelihood is asked of BLOCK points at a time; one where it is not finite has no weight. modes: BLOCK of the
+    first points are drawn about each. Raises FloatingPointError where no point has any weight, or too few to learn
+    from.
     """
     prior = _Proposal(np.asarray(centre, np.float64), np.diag(np.asarray(spread, np.float64)))
-    proposals, points = [prior], prior.points(2 * BLOCK, seed)
-    values = np.concatenate([log_likelihood(points[:BLOCK]), log_likelihood(points[BLOCK:])])
+    proposals = [prior, *(_Proposal(one.point, _wider_root(one.covariance), FREEDOM) for one in modes)]
+    about_modes = [one.points(BLOCK, seed + ROUNDS + number) for number, one in enumerate(proposals[1:], 1)]
+    points = np.concatenate([prior.points(2 * BLOCK, seed), *about_modes])
+    values = np.concatenate([log_likelihood(block) for block in np.split(points, len(points) // BLOCK)])
     for number in range(1, ROUNDS + 1):
         ratios = _ratios(points, proposals)
         power, weights = _tempered(values, ratios)
@@ -103,6 +119,52 @@ def posterior_points(
     logs = _finite(values) + _ratios(points, proposals)
     evidence = float(logsumexp(logs))
     return PosteriorPoints(points, np.exp(logs - evidence), evidence)
+
+
+def posterior_modes(
+    log_likelihood: Callable[[Float[np.ndarray, " P"]], tuple[float, Float[np.ndarray, " P"]]],
+    centre: Float[np.ndarray, " P"],
+    spread: Float[np.ndarray, " P"],
+    starts: Float[np.ndarray, "S P"],
+) -> list[Mode]:
+    """Modes of the posterior of P numbers with priors N(centre, spread^2) that BFGS finds from starts, highest first.
+
+    log_likelihood: its value and gradient. Modes LOWER nats below the highest are left out; none where no search ends
+    in finite numbers.
+    """
+
+    def loss(unit: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = log_likelihood(centre + spread * unit)
+        if not (np.isfinite(value) and np.isfinite(slope).all()):
+            return np.inf, np.zeros_like(unit)
+        return 0.5 * float(unit @ unit) - value, unit - spread * slope
+
+    found: list[tuple[float, np.ndarray]] = []
+    for start in starts:
+        end = minimize(loss, (start - centre) / spread, jac=True, method="BFGS", options={"gtol": FLAT_SLOPE})
+        if np.isfinite(end.fun) and all(np.abs(end.x - other).max() > SAME for _, other in found):
+            found.append((float(end.fun), end.x))
+    found.sort(key=lambda one: one[0])
+    kept = [unit for value, unit in found if value < found[0][0] + LOWER]
+    return [Mode(centre + spread * unit, np.outer(spread, spread) * _covariance(loss, unit)) for unit in kept]
+
+
+def _covariance(
+    loss: Callable[[np.ndarray], tuple[float, np.ndarray]], unit: Float[np.ndarray, " P"]
+) -> Float[np.ndarray, "P P"]:
+    """The inverse of the second derivatives."""
+    steps = HALF * np.eye(len(unit))
+    curvature = np.stack([loss(unit + step)[1] - loss(unit - step)[1] for step in steps]) / (2 * HALF)
+    return np.asarray(_inverse(jnp.asarray((curvature + curvature.T) / 2)))
+
+
+@jax.jit
+def _inverse(curvature: Float[Array, "P P"]) -> Float[Array, "P P"]:
+    """Of a matrix whose eigenvalues below LEAST_CURVATURE are set to it."""
+    least = LEAST_CURVATURE * jnp.eye(len(curvature))
+    above, _ = positive_part((curvature - least)[None])
+    root, _ = cholesky_inverse(above[0] + least)
+    return root.T @ root
 
 
 def _ratios(points: np.ndarray, proposals: list[_Proposal]) -> Float[np.ndarray, " M"]:
@@ -145,8 +207,12 @@ def _about(points: Float[np.ndarray, "M P"], weights: Float[np.ndarray, " M"]) -
     """A Student-t distribution with the mean of weighted points, a little wider than they are."""
     centre = weights @ points
     away = points - centre
-    covariance = WIDER * (weights * away.T) @ away
-    root = np.asarray(_root(jnp.asarray(covariance)))
+    covariance = (weights * away.T) @ away
+    root = _wider_root(covariance)
     if not (np.diag(root) > FLAT * np.sqrt(np.diag(covariance))).all():
         raise FloatingPointError("too few points have a finite likelihood")
     return _Proposal(centre, root, FREEDOM)
+
+
+def _wider_root(covariance: Float[np.ndarray, "P P"]) -> Float[np.ndarray, "P P"]:
+    return np.asarray(_root(jnp.asarray(WIDER * covariance)))

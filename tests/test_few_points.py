@@ -9,6 +9,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF as OtherRBF
 from sklearn.gaussian_process.kernels import ConstantKernel
 
+from fewshot.inference import few_points
 from fewshot.inference.few_points import LEVEL, Labelled, averaged, maximised
 from fewshot.models.kernels import RBF, Linear
 
@@ -69,6 +70,49 @@ def test_the_average_is_the_sum_over_a_grid(noise):
     np.testing.assert_allclose(found[1], variance, rtol=0.06)
     if noise is not None:
         np.testing.assert_allclose(process.points[:, -1], np.log(noise))
+
+
+@double
+def test_a_narrow_explanation_beside_a_broad_one_has_its_share():
+    """24 points of a fast sine: all of it noise, or a short length-scale without any; a grid sums over both."""
+    rng = np.random.default_rng(0)
+    x = np.sort(rng.uniform(-5, 5, 24))[:, None]
+    y = np.sin(8 * x[:, 0]) + 0.05 * rng.normal(size=24)
+    data = Labelled(x, (y - y.mean()) / y.std(), np.ones(24, bool))
+    evidence, mean, variance = on_grid(data)
+    for seed in range(3):
+        process = averaged(RBF(), data, None, seed)
+        np.testing.assert_allclose(process.log_evidence, evidence, atol=0.1)
+        found = predicted(process, data)
+        np.testing.assert_allclose((found[0] - mean) / np.sqrt(variance), 0, atol=0.1)
+        np.testing.assert_allclose(found[1], variance, rtol=0.15)
+
+
+@double
+@pytest.mark.parametrize("noise", [None, 0.05])
+def test_modes_are_searched_for_along_the_slope(noise, monkeypatch):
+    """What is searched by is the evidence at whole points, and its slope by differences of it."""
+    data, searched = labelled(points=14), []
+
+    def record(log_likelihood, centre, spread, starts):
+        searched.append((log_likelihood, starts))
+        return []
+
+    monkeypatch.setattr(few_points, "posterior_modes", record)
+    averaged(RBF(), labelled(points=8), noise, seed=0)
+    assert not searched  # too few to tell a mode that is narrow
+    averaged(RBF(), data, noise, seed=0)
+    ((log_likelihood, starts),) = searched
+    assert starts.shape == ((5, 3) if noise is None else (4, 2))
+    for point in [*starts, np.full(starts.shape[1], -9.0)]:  # the last below the least noise
+        value, slope = log_likelihood(point)
+        log_noise = max(point[0] + point[2], few_points.LEAST_LOG_NOISE) if noise is None else np.log(noise)
+        matrix = rbf(data.x, data.x, *np.exp(point[:2])) + LEVEL + np.exp(log_noise) * np.eye(14)
+        assert value == pytest.approx(stats.multivariate_normal(cov=matrix).logpdf(data.y), rel=1e-6)
+        differences = [
+            log_likelihood(point + step)[0] - log_likelihood(point - step)[0] for step in 1e-4 * np.eye(len(point))
+        ]
+        np.testing.assert_allclose(slope, np.array(differences) / 2e-4, rtol=1e-4, atol=1e-6 * np.abs(slope).max())
 
 
 @double
