@@ -104,7 +104,7 @@ def test_modes_are_searched_for_along_the_slope(noise, monkeypatch):
     averaged(RBF(), data, noise, seed=0)
     ((log_likelihood, starts),) = searched
     assert starts.shape == ((5, 3) if noise is None else (4, 2))
-    for point in [*starts, np.full(starts.shape[1], -9.0)]:  # the last below the least noise
+    for point in [*starts, np.full(starts.shape[1], -12.0)]:  # the last below the least noise
         value, slope = log_likelihood(point)
         log_noise = max(point[0] + point[2], few_points.LEAST_LOG_NOISE) if noise is None else np.log(noise)
         matrix = rbf(data.x, data.x, *np.exp(point[:2])) + LEVEL + np.exp(log_noise) * np.eye(14)
