@@ -34,7 +34,7 @@ def shared():
     return json.loads(done.stdout)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["1", "8", "8 computed", "3 plain"])
 def test_shared_rows_give_the_dense_solution(shared, name):
     """To what the residual allows: |A^-1| <= 1 / s2 = 25."""
@@ -47,13 +47,13 @@ def test_shared_rows_give_the_dense_solution(shared, name):
     assert abs(found["bound"] - dense["bound"]) < 3 * shared["deviation"] < 60  # eight random signs
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_one_device_and_eight_agree(shared):
     for field in ("alpha", "bound", "mean", "variance"):
         np.testing.assert_allclose(shared["8"][field], shared["1"][field], rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_device_holds_the_matrix(shared):
     matrix, found = 8 * ROWS**2, shared["bytes"]
     assert found["1"] > matrix
@@ -61,7 +61,7 @@ def test_no_device_holds_the_matrix(shared):
     assert found["computed"] < matrix / 4
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_estimator_on_eight_devices_is_the_exact_one(shared):
     np.testing.assert_allclose(shared["estimator"], shared["exact estimator"], atol=1e-4)
 

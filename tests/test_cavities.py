@@ -47,7 +47,9 @@ def value_of(objective, likelihood, inference, theta=THETA, mode=sites, steps=20
 
 
 @double
-@pytest.mark.parametrize("kind", [pytest.param(name, marks=pytest.mark.long) for name in KINDS])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(name, marks=[pytest.mark.long, *[pytest.mark.slow] * (name == "block")]) for name in KINDS]
+)
 def test_a_cavity_is_the_posterior_without_the_site(kind):
     """And its integral with the site is the ratio of the two log Z."""
     likelihood, make = KINDS[kind]
@@ -134,7 +136,7 @@ def test_evidence_from_cavities_is_nearer_the_evidence_than_the_bound():
 @pytest.mark.long
 @double
 @pytest.mark.parametrize("objective", [cavity_evidence, leave_one_out])
-@pytest.mark.parametrize("mode", [sites, unroll])
+@pytest.mark.parametrize("mode", [sites, pytest.param(unroll, marks=pytest.mark.slow)])
 def test_gradients_are_differences(objective, mode):
     """With `unroll` of the value itself, with `sites` of the value at the sites of the first theta."""
     likelihood = Softmax()
@@ -156,7 +158,10 @@ def test_gradients_are_differences(objective, mode):
 @double
 @pytest.mark.parametrize(
     "likelihood, make, steps",
-    [(LogisticSoftmax(), cavi, 2), (Softmax(), partial(cvi, expectation=GaussHermite(4)), 1)],
+    [
+        pytest.param(LogisticSoftmax(), cavi, 2, marks=pytest.mark.slow),
+        (Softmax(), partial(cvi, expectation=GaussHermite(4)), 1),
+    ],
     ids=["cavi", "cvi"],
 )
 def test_stopping_the_gradient_at_the_posterior_is_that_of_the_evidence_at_fixed_sites(likelihood, make, steps):

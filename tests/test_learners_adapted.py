@@ -103,7 +103,7 @@ def test_the_first_order_gradient_is_that_of_the_adapted_parameters():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("cls", [MAML, BayesianMAML])
+@pytest.mark.parametrize("cls", [MAML, pytest.param(BayesianMAML, marks=pytest.mark.slow)])
 @double
 def test_networks_one_after_another_are_what_vmap_makes_of_them(cls):
     """A processor takes those that convolve in a loop, not in groups; the gradients of both forms are the same."""

@@ -38,7 +38,7 @@ def fitted(solver, inputs, likelihood, x, y, mask=None):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("likelihood, batches", [(Softmax(), 0), (OneVsEach(), 20)])
+@pytest.mark.parametrize("likelihood, batches", [pytest.param(Softmax(), 0, marks=pytest.mark.slow), (OneVsEach(), 20)])
 @double
 def test_all_points_as_inducing_points_end_where_cvi_ends(likelihood, batches):
     """The same key gives both the same nodes, so that both raise the same sampled bound."""
@@ -201,7 +201,7 @@ def test_a_step_that_would_lower_the_bound_is_refused(monkeypatch):
     np.testing.assert_allclose(all_.bound, usual.bound, atol=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @double
 def test_a_likelihood_that_is_not_log_concave_ends_above_cvi_that_keeps_precisions_positive():
     x, y = task(10)

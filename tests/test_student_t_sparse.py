@@ -240,7 +240,9 @@ def test_plain_methods_are_those_of_their_names():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["natural", "sgd", "adam", "amsgrad", "adagrad"])
+@pytest.mark.parametrize(
+    "name", ["natural", "sgd", "adam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("amsgrad", "adagrad"))]
+)
 def test_every_method_raises_the_bound_in_single_precision(name):
     student, q, model, x, y = problem(6)
     q, model, x, y = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), (q, model, x, y))

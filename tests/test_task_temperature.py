@@ -132,7 +132,7 @@ def test_a_fold_that_fails_teaches_nothing():
 @pytest.mark.long
 @pytest.mark.parametrize(
     "make, likelihood",
-    [(cvi, Softmax()), (gibbs, OneVsEach()), (exact, LabelRegression())],
+    [(cvi, Softmax()), pytest.param(gibbs, OneVsEach(), marks=pytest.mark.slow), (exact, LabelRegression())],
     ids=["cvi", "gibbs", "exact"],
 )
 @double
