@@ -57,6 +57,7 @@ def densities(key, likelihood, y, f, other):
     return likelihood.log_joint(y, aux, f), likelihood.log_conditional(y, aux, f), likelihood.log_prob(y, f)
 
 
+@pytest.mark.long
 @double
 @each_likelihood
 def test_joint_over_conditional_of_the_latents_is_the_likelihood(likelihood):

@@ -46,6 +46,7 @@ def test_without_changes_the_sampler_draws_the_plain_task(splits):
     jax.tree.map(np.testing.assert_array_equal, drawn, plain)
 
 
+@pytest.mark.long
 def test_the_sampler_changes_support_and_query_but_not_the_labels(splits):
     config, key = configuration(splits, **{"trainer.augment": "handwriting"}), keys(3)[0]
     draw = jax.jit(sampler(build_run(config, splits.image_shape)))

@@ -83,6 +83,7 @@ def test_leaving_one_out_of_label_regression_is_a_fit_without_it():
     assert float(value_of(leave_one_out, likelihood, exact(likelihood))) == pytest.approx(float(total), rel=1e-9)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("make", [exact, partial(cvi, rho=1.0)])
 def test_evidence_from_cavities_is_the_evidence_of_label_regression(make):
@@ -95,6 +96,7 @@ def test_evidence_from_cavities_is_the_evidence_of_label_regression(make):
     assert float(found) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("likelihood", [Softmax(), OneVsEach(), LogisticSoftmax(), LabelRegression(noise=1.0)])
 def test_evidence_from_the_cavity_of_one_point_is_its_evidence_whatever_its_site(likelihood):

@@ -268,6 +268,7 @@ def information(mean, covariance, order=60):
     return entropy(p @ weights) - entropy(p) @ weights
 
 
+@pytest.mark.long
 def test_information_is_what_the_latents_would_tell_of_the_label():
     """Of two classes; those that the task is padded with are not among them."""
     features, labels = clusters(3, classes=2)
@@ -357,6 +358,7 @@ def test_answers_say_what_is_kept():
 # Networks, pictures, runs
 
 
+@pytest.mark.long
 def test_predictions_have_no_draws_unless_these_are_asked_for():
     features, labels = clusters()
     for draws, summed in (("auto", True), (64, False), (None, False)):
@@ -423,6 +425,7 @@ def pictures(tmp_path):
     return images, [tmp_path / f"{number}.png" for number in range(len(images))]
 
 
+@pytest.mark.long
 def test_a_run_that_was_trained_again_does_not_answer_for_what_was_fitted(tiny_run, tmp_path):
     for name in ("config.json", "weights.safetensors"):
         (tmp_path / name).write_bytes((tiny_run.path / name).read_bytes())
@@ -441,6 +444,7 @@ def test_a_run_that_was_trained_again_does_not_answer_for_what_was_fitted(tiny_r
     assert not np.array_equal(fitted.fit(images[:6], list("aabbcc")).predict_proba(images), before)
 
 
+@pytest.mark.long
 def test_paths_are_read_as_the_run_reads_pictures(tiny_run, pictures, tmp_path):
     images, paths = pictures
     own = load_run(tiny_run.path)

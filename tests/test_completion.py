@@ -32,6 +32,7 @@ def pictures(*shape):
     return jnp.asarray(np.stack([rng.permutation(250)[:size] for _ in range(shape[0])]).reshape(shape), jnp.uint8)
 
 
+@pytest.mark.long
 def test_a_task_is_some_pixels_of_one_image_at_their_places():
     curves = Pixels(pictures(3, 4, 5), noise=0.0)
     first, again, other = (curves.sample(jax.random.key(seed), 6, 14) for seed in (0, 0, 1))

@@ -31,6 +31,7 @@ def images(seed, *leading):
     return jax.random.randint(jax.random.key(seed), (*leading, *SHAPE), 0, 256).astype(jnp.uint8)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("name", models.KERNELS)
 def test_squared_distances_are_those_of_feature_vectors(name):

@@ -102,6 +102,7 @@ def reference(weights, x):
     return relu6(norm(convolve(x, "_conv_head"), "_bn1")).mean((1, 2))
 
 
+@pytest.mark.long
 def test_the_network_is_its_convolutions_and_batch_norms_one_after_another():
     x = np.random.default_rng(1).normal(size=(2, 33, 40, 3))
     with jax.enable_x64(True):  # in which its weights and features stay float32; the encoder's test is without

@@ -144,6 +144,7 @@ def twice():
     return pack(jnp.ones((CLASSES, POINTS)), ones)
 
 
+@pytest.mark.long
 @double
 def test_one_step_is_a_natural_gradient_step_a_mirror_step_and_a_conjugate_update():
     start, by_sites, *others = jax.device_get(all_steps())

@@ -67,6 +67,7 @@ def error_line(capfd, *words):
     return printed.err.removeprefix("error: ").removesuffix("\n")
 
 
+@pytest.mark.long
 def test_a_run_scores_as_at_the_end_of_its_training(flags, tiny_run, tmp_path, capfd):
     before = contents(tiny_run.path)
     assert evaluate.command_line([*flags, "--json", str(tmp_path / "metrics.json")]) == 0

@@ -108,6 +108,7 @@ def test_expected_softmax_of_two_classes_is_an_integral_over_their_difference():
     np.testing.assert_allclose(found.sum(axis=0), 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("classes", [2, 3, 5])
 def test_expected_softmax_is_the_gradient_of_expected_log_sum_exp(classes):
     """In double precision to its rounding, in single with errors that grow in the tails; beside masked classes."""
@@ -138,6 +139,7 @@ def test_expected_softmax_of_all_sizes_is_a_probability(size):
         np.testing.assert_allclose(found[:, :10].max(axis=0), 1, rtol=1e-5)
 
 
+@pytest.mark.long
 @double
 def test_a_wide_class_beside_a_narrow_one():
     """The hardest case for a grid: one class sets its length, the other one its spacing."""

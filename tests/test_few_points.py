@@ -115,6 +115,7 @@ def test_modes_are_searched_for_along_the_slope(noise, monkeypatch):
         np.testing.assert_allclose(slope, np.array(differences) / 2e-4, rtol=1e-4, atol=1e-6 * np.abs(slope).max())
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("kernel", [RBF(), Linear()], ids=["rbf", "linear"])
 def test_padding_changes_nothing(kernel):
@@ -165,6 +166,7 @@ def test_what_has_no_finite_evidence_is_said():
             process_of()
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("rows", [30, 70])
 def test_rows_without_noise_are_met(rows):

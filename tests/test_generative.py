@@ -41,6 +41,7 @@ def test_log_density_is_prior_plus_log_likelihood(name, kernel):
     np.testing.assert_allclose(value, norm.logpdf(u).sum() + likelihood_part, rtol=1e-12)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("kernel", ["rbf", "linear"])
 @pytest.mark.parametrize("name", AUGMENTED)
@@ -64,6 +65,7 @@ def test_augmented_log_density_is_prior_plus_tilt_plus_auxiliary_prior(name, ker
     np.testing.assert_allclose(value, norm.logpdf(u).sum() + joint, rtol=1e-12)
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("name", AUGMENTED)
 def test_augmented_and_marginal_model_agree(name):

@@ -63,6 +63,7 @@ def test_tasks_that_keep_all_are_told_apart(kept):
     assert row[5:9] == ["33", "100.0 (99.0)", "25.0", "0.0 (99.0)"]
 
 
+@pytest.mark.long
 def test_what_is_unseen_made_no_metric(setting):
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(12), 12)

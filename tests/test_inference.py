@@ -90,6 +90,7 @@ def test_state_keeps_its_shape_and_type(inference, likelihood, wide):
         assert types(jax.eval_shape(either, True, first)) == types(first)
 
 
+@pytest.mark.long
 @double
 @each_cell
 def test_a_second_call_does_not_compile_again(inference, likelihood):
@@ -253,6 +254,7 @@ def test_padded_tasks_under_vmap_equal_a_loop_of_unpadded_ones_in_any_order(infe
             np.testing.assert_allclose(predicted.mean[-1], absent, atol=1e-12)
 
 
+@pytest.mark.long
 @double
 @each_sampled_cell
 def test_chains_under_vmap_equal_a_loop_in_any_order(inference, likelihood):

@@ -60,6 +60,7 @@ def test_what_goes_well_ends_with_0(monkeypatch, capsys):
     assert capsys.readouterr().out == "a table\n"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("code", "printed"), [(0, "a line, cleaned up"), (2, "a line, cleaned up"), (143, "a line")])
 def test_after_a_signal_a_program_waits_for_nothing(code, printed):
     """Python's own exit waits for compiled code that still runs: for the compiler after Ctrl-C."""

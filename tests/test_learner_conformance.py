@@ -154,6 +154,7 @@ def test_an_error_is_named(broken, reason):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.long
 def test_a_learner_without_errors_passes_every_check():
     assert check_learner(Whole()) == [
         "answers",

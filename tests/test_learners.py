@@ -60,6 +60,7 @@ def test_every_learner_keeps_its_promises(name):
         _knows_no_order_of_classes(make(name), 0.03)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", OF_CLASSES)
 @pytest.mark.parametrize("double", [False, True])
 def test_probabilities_have_the_precision_asked_for(name, double):

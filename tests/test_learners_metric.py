@@ -225,6 +225,7 @@ def test_the_loss_of_relations_is_the_squared_error_of_their_scores():
     assert loss(one) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.long
 def test_relation_sees_the_maps_of_a_network_that_has_them():
     learner = Relation(Conv4((32, 48, 1), rngs=nnx.Rngs(0), width=2), way=2, rngs=nnx.Rngs(0))
     images = np.random.default_rng(0).uniform(size=(3, 32, 48, 1)).astype(np.float32)

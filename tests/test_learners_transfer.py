@@ -90,6 +90,7 @@ def test_masked_points_and_classes_change_no_head(make):
         np.testing.assert_allclose(found.head[name][:CLASSES], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.long
 @double
 def test_cosine_heads_see_directions_alone():
     x, _ = points()
@@ -110,6 +111,7 @@ def test_the_usual_scale_depends_on_the_number_of_training_classes():
     assert BaselinePlusPlus(PIXELS, classes=201, rngs=nnx.Rngs(0), scale=3.0).scale == 3.0
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize("make", [FeatureTransfer, BaselinePlusPlus])
 def test_the_loss_is_the_cross_entropy_over_all_training_classes(make):

@@ -179,6 +179,7 @@ def test_a_block_of_episodes_is_solved_one_by_one_and_others_are_found(block):
         assert found.auroc > 0.95, name
 
 
+@pytest.mark.long
 def test_an_episode_with_a_score_that_is_no_number_counts_as_chance(block):
     features, episodes = block
     broken = int(episodes.indices.x_other[1, 0])

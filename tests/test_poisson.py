@@ -94,6 +94,7 @@ def test_log_probabilities(dtype, error):
         np.testing.assert_allclose(found, poisson.logpmf(counts, rate), atol=error)
 
 
+@pytest.mark.long
 def test_a_count_depends_on_its_own_rate_and_key_alone():
     """Bit for bit, in any company and under vmap."""
     rates = jnp.asarray([0.0, 0.3, 5.0, 80.0, 9e3, 2e5, 1e7, 12.0], jnp.float32)

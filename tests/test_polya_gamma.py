@@ -420,6 +420,7 @@ def test_lanes_that_work_down_several_rows_are_filled_in_order(monkeypatch):
     np.testing.assert_array_equal(draws[0::5], 0)
 
 
+@pytest.mark.long
 def test_the_largest_numbers_end():
     """Logits of logistic-softmax below -80 in all classes ask for them: the shape of the gamma variable overflows."""
     b, z = jnp.array([1e30, 1e36, 3e38, 3e38], jnp.float32), jnp.array([80.0, 80.0, 0.1, 88.0], jnp.float32)
@@ -428,6 +429,7 @@ def test_the_largest_numbers_end():
     assert np.all(np.isnan(draws) | (np.abs(draws / mean - 1) < 1e-5))
 
 
+@pytest.mark.long
 def test_invalid_entries_give_nan_and_end():
     b, z = jnp.array([-1, np.nan, np.inf, 1, 1.5]), jnp.array([0, 0, 0, np.nan, np.inf])
     assert np.all(np.isnan(sample_polya_gamma(jax.random.key(0), b, z)))
@@ -496,6 +498,7 @@ def test_extreme_tilts_in_single_precision():
     np.testing.assert_allclose(draws[:4] * jnp.abs(z[:4]), 0.5, atol=0.05)
 
 
+@pytest.mark.long
 def test_draws_under_shard_map():
     """Every shard has its own key, as `jax.random` asks for."""
     mesh = jax.make_mesh((1,), ("i",), axis_types=(AxisType.Auto,))

@@ -180,6 +180,7 @@ def test_labelled_pictures_that_are_given_again_count_once(shop, capsys):
     assert capsys.readouterr().err == f"warning: labelled pictures are {unsure}"
 
 
+@pytest.mark.long
 def test_the_estimator_counts_each_labelled_picture_once(shop):
     """But each row of a table: two things that were measured may have the same numbers."""
     paths = sorted((shop / "support").rglob("*.png"))
@@ -244,6 +245,7 @@ def test_what_was_learned_is_saved_and_added_to(shop, capsys):
     assert not np.allclose(by_others.probabilities, at_once.probabilities, rtol=1e-3, atol=0)
 
 
+@pytest.mark.long
 def test_files_and_labelled_images_that_do_not_fit_are_refused(shop, capsys):
     path = shop / "a.fewshot"
     predict.main(predict.parse(arguments(shop, "--save", str(path))))

@@ -51,6 +51,7 @@ def test_exact_regression_is_that_of_scikit_learn(name, kernel):
     np.testing.assert_allclose(ours.log_evidence, theirs.log_marginal_likelihood_value_, atol=1e-8)
 
 
+@pytest.mark.long
 @double
 def test_the_evidence_is_that_of_the_sites_with_a_mean_and_unequal_noise():
     x, y, _ = map(jnp.asarray, data(1))
@@ -65,6 +66,7 @@ def test_the_evidence_is_that_of_the_sites_with_a_mean_and_unequal_noise():
     np.testing.assert_allclose(found, dense, atol=1e-9)
 
 
+@pytest.mark.long
 @double
 def test_the_gradient_for_kernel_and_noise_is_that_of_finite_differences():
     x, y, _ = map(jnp.asarray, data(3, points=12))

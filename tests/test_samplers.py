@@ -600,6 +600,7 @@ def test_chains_draw_by_keys_of_their_own(name):
     assert each_differs(kernel.step(key, alike, task.prior, task.y)[0].f)
 
 
+@pytest.mark.long
 @double
 def test_evidence_and_bound_of_a_sampler_are_means_over_its_chains():
     """Of two chains that are alike they are those of one; of two others the mean (OVE 39)."""

@@ -106,6 +106,7 @@ def test_a_latent_temperature_divides_the_latents(model, splits, episodes):
     assert (halved.codes == whole.codes).all()
 
 
+@pytest.mark.long
 def test_other_parameters_need_no_new_program(run, model, splits, episodes):
     features = embed(model, splits.test)
     before = score(model, features, episodes, block=3)

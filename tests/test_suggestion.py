@@ -166,6 +166,7 @@ def test_margins_are_means_over_the_labels_that_may_come(balanced):
     assert len(set(found.positions)) == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["margin", "information"])
 def test_labels_that_may_come_are_shown_alike_for_margins_alone(monkeypatch, by):
     """As they would be if they were added. The information is a sum over labels, each of which stands alone."""

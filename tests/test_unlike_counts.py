@@ -74,6 +74,7 @@ def test_classes_that_are_alike_are_shown_as_they_are():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.long
 def test_a_learner_is_shown_the_means():
     """The latent functions and the temperature are those of a task of the means, with as many of each class."""
     rng, y = np.random.default_rng(0), labels_with(6, 2, 3)
@@ -196,6 +197,7 @@ def test_groups_that_were_never_saved_are_refused(groups, tmp_path):
         FewShotClassifier.load(tmp_path / "b")
 
 
+@pytest.mark.long
 def test_who_is_balanced_unless_it_is_told_otherwise(tiny_run):
     features, names = clusters(4)
     some = np.r_[0:4, 4, 8]
