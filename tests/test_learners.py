@@ -26,8 +26,9 @@ TRAINED = [name for name, make in OF_CLASSES.items() if make.traits.trains_on is
 UNTRAINED = [name for name in OF_CLASSES if name not in TRAINED]
 # The columns of whose heads start at different random numbers, or are drawn.
 RANDOM_HEADS = ["baseline++", "abml"]
-# Whose programs compile in a second or two.
+# Whose programs compile in a second or two, and one that is like another.
 QUICK = ["prototypical", "relation", "first-order-maml", "nearest-mean", "nearest-neighbour"]
+MARKS = {**dict.fromkeys(QUICK, ()), "chaser": [pytest.mark.slow]}
 SMALL = {"gaussian-process": {"inference.expectation": 64}}
 # For Conv4, which has batch norms: images large enough for four poolings, and steps large enough to see them.
 SHAPE_OF_CONV4 = (16, 16, 1)
@@ -44,9 +45,7 @@ def learner_of(name, backbone, shape, seed=0, **settings):
     return build_run(resolve(config), shape, TRAINING_CLASSES).learner
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * (name not in QUICK)) for name in OF_CLASSES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [pytest.mark.long])) for name in OF_CLASSES])
 def test_every_learner_keeps_its_promises(name):
     """Classes of a process are alike too, but its draws are not permuted with them."""
     draws = name == "gaussian-process"

@@ -77,7 +77,7 @@ def test_every_pass_shows_each_real_point_once():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("make", [FeatureTransfer, BaselinePlusPlus])
+@pytest.mark.parametrize("make", [FeatureTransfer, pytest.param(BaselinePlusPlus, marks=pytest.mark.slow)])
 def test_masked_points_and_classes_change_no_head(make):
     x, y = points()
     learner = make(PIXELS, classes=TRAINING_CLASSES, rngs=nnx.Rngs(0), passes=5, rate=0.5)

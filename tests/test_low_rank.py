@@ -97,7 +97,7 @@ def test_inferences_end_where_they_end_with_factors_of_size_n(inference):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), found, expected)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @double
 def test_draws_have_the_moments_of_the_posterior():
     prior, _, plain, _, y = problem(4)

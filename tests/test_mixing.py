@@ -19,7 +19,7 @@ def chains(correlation, sweeps, count, statistics=3, seed=0):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("sweeps", [9, 24, 200])
+@pytest.mark.parametrize("sweeps", [9, pytest.param(24, marks=pytest.mark.slow), 200])
 @pytest.mark.parametrize("correlation", [-0.9, 0.5, 0.9])
 def test_both_are_those_of_arviz(correlation, sweeps):
     """To rounding, at any length."""

@@ -22,7 +22,7 @@ def curve(rows=60, seed=0, columns=1):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("columns, rows", [(1, 40), (2, 30)])
+@pytest.mark.parametrize("columns, rows", [pytest.param(1, 40, marks=pytest.mark.slow), (2, 30)])
 @double
 def test_posterior_and_evidence_are_those_of_the_exact_process(monkeypatch, columns, rows):
     """With as many probes as it takes for 3% of the determinant; a length-scale has eight steps of the grid."""

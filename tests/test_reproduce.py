@@ -259,7 +259,7 @@ def test_reliability_is_that_of_the_five_most_accurate_methods(tmp_path):
         reproduction._reliability_of_best(rows, tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rows_can_be_chosen_and_two_runs_give_the_same_table(tiny, tiny_data, tmp_path):
     flags = ["tiny", "--methods", "gaussian-exact", "--shots", "1", "--episodes", "4", "--data-root", tiny_data]
     for name in ("once", "twice"):
