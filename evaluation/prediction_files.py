@@ -91,7 +91,7 @@ def read_origin(path: str | PathLike[str]) -> Origin:
 def _is_plain(value: object) -> bool:
     """A finite number that is not negative, or a short text of one line."""
     if isinstance(value, str):
-        return len(value) <= MOST_LETTERS and (value == "" or value.isprintable())
+        return len(value) <= MOST_LETTERS and value.isprintable()
     return isinstance(value, int | float) and bool(np.isfinite(value)) and value >= 0
 
 

@@ -49,7 +49,7 @@ def save_run(run: Run, problem: Problem, path: str | Path, *, steps: int = 0) ->
     configuration, or has numbers that are not finite.
     """
     folder = Path(path)
-    run_directory.check_new(folder, "choose another")
+    run_directory.check_new(folder, by_flags=False)
     if not 0 <= steps <= run_directory.LARGEST_STEP:
         raise RunError(f"expected a whole number from 0 on as steps, got {steps!r:.40}")
     try:

@@ -196,12 +196,14 @@ def lock(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def check_new(path: Path, advice: str = "continue it with --resume or choose another --run-dir") -> None:
-    """Raises: RunError, with the advice, if the path is a file, or a folder that already holds anything."""
+def check_new(path: Path, by_flags: bool = True) -> None:
+    """Raises: RunError, advising flags or none, if the path is a file, or a folder that already holds anything."""
+    another = "choose another --run-dir" if by_flags else "choose another"
     if path.exists() and not path.is_dir():
-        raise RunError(f"expected a folder for the run, got the file {path}; choose another")
+        raise RunError(f"expected a folder for the run, got the file {path}; {another}")
     if path.exists() and any(path.iterdir()):
-        raise RunError(f"run folder {path} already exists; {advice}")
+        resume = "continue it with --resume or " if by_flags else ""
+        raise RunError(f"run folder {path} already exists; {resume}{another}")
 
 
 def create(path: Path, config: Mapping[str, Json]) -> RunDirectory:
