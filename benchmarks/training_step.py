@@ -1,6 +1,7 @@
 """What inference adds to a training step: the whole step against Conv4 alone, forward and backward, on the same images.
 
-    python benchmarks/training_step.py [--repeats 40] [--kernel rbf] [--inner-steps 3] [--shot 1] [--learner NAME]
+    python benchmarks/training_step.py [--repeats 40] [--kernel rbf] [--inner-steps 3] [--shot 1]
+        [--learner NAME] [--tasks 1]
 
 Both are compiled first (time printed apart), then timed in turns, so that both meet the same load of the machine.
 """
@@ -53,7 +54,8 @@ def training_step(arguments: argparse.Namespace) -> Run:
     """One optimiser step of a Gaussian process, sampling and Adam included, on random images."""
     network, kernel = Conv4(IMAGE, rngs=nnx.Rngs(0)), KERNELS[arguments.kernel]()
     deep_kernel = DeepKernel(network, kernel, rngs=nnx.Rngs(1), classes=WAY)
-    learner = GaussianProcess(deep_kernel, Softmax(), cvi, objective=leave_one_out, inner_steps=arguments.inner_steps)
+    steps = 3 if arguments.inner_steps is None else arguments.inner_steps
+    learner = GaussianProcess(deep_kernel, Softmax(), cvi, objective=leave_one_out, inner_steps=steps)
     return step_of(learner, arguments.shot, arguments.tasks)
 
 
@@ -65,14 +67,13 @@ METRIC = {
 }
 
 
-# Those whose step is more: a network that compares, or steps of gradient descent in every task.
-OTHERS = {
-    "relation": lambda: Relation(Conv4Maps(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1)),
-    "maml": lambda: MAML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY),
-    "first-order-maml": lambda: FirstOrderMAML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY),
-    "bayesian-maml": lambda: BayesianMAML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1)),
-    "chaser": lambda: Chaser(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1)),
-    "abml": lambda: ABML(Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY),
+# Learners of steps of gradient descent in every task.
+ADAPTED = {
+    "maml": MAML,
+    "first-order-maml": FirstOrderMAML,
+    "bayesian-maml": BayesianMAML,
+    "chaser": Chaser,
+    "abml": ABML,
 }
 
 
@@ -82,7 +83,12 @@ def step_of_arguments(arguments: argparse.Namespace) -> Run:
         return training_step(arguments)
     if arguments.learner in METRIC:
         return metric_step(arguments.learner, arguments.shot, arguments.tasks)
-    return step_of(OTHERS[arguments.learner](), arguments.shot, arguments.tasks)
+    if arguments.learner == "relation":
+        relation = Relation(Conv4Maps(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1))
+        return step_of(relation, arguments.shot, arguments.tasks)
+    steps = {} if arguments.inner_steps is None else {"inner_steps": arguments.inner_steps}
+    learner = ADAPTED[arguments.learner](Conv4(IMAGE, rngs=nnx.Rngs(0)), way=WAY, rngs=nnx.Rngs(1), **steps)
+    return step_of(learner, arguments.shot, arguments.tasks)
 
 
 def metric_step(name: str, shot: int, tasks: int = 1) -> Run:
@@ -117,9 +123,10 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--kernel", choices=sorted(KERNELS), default="rbf")
-    parser.add_argument("--inner-steps", type=int, default=3)
+    parser.add_argument("--inner-steps", type=int, help="of a task (default: 3; of learners that adapt a network, 5)")
     parser.add_argument("--shot", type=int, default=1)
-    parser.add_argument("--learner", choices=sorted(METRIC | OTHERS), help="instead of the Gaussian process")
+    names = sorted(["relation", *METRIC, *ADAPTED])
+    parser.add_argument("--learner", choices=names, help="instead of the Gaussian process")
     parser.add_argument("--tasks", type=int, default=1, help="of an optimiser step; Conv4 alone sees the images of one")
     return parser.parse_args()
 

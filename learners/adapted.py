@@ -1,6 +1,7 @@
 """What learners share that adapt a network to a task by a few steps of gradient descent: MAML and its relatives."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 import jax
@@ -76,11 +77,52 @@ class AdaptedLearner(Learner):
         Together, with weights of their own, these are convolutions in groups, which take a processor three to eight
         times as long as one network after the other.
         """
-        if self.convolutional and jax.default_backend() == "cpu":
+        if self._in_turn():
             return lambda *stacked: jax.lax.map(lambda row: function(*row), stacked)
         return jax.vmap(function)
 
+    def _in_turn(self) -> bool:
+        return self.convolutional and jax.default_backend() == "cpu"
+
     def loss(self, keys: Key[Array, " T"], tasks: LabelledTasks, for_each: ForEach) -> Outcome:
         """The objective of every task, the mean over the tasks."""
-        each = for_each if len(keys) == 1 else self.for_tasks
-        return Outcome(jnp.mean(each(self.objective)(keys, tasks)), tasks.y_query.shape[1], {})
+        if len(keys) == 1 or not self._in_turn():
+            mean = jnp.mean(for_each(self.objective)(keys, tasks))
+        else:
+            graph, parameters, *rest = nnx.split(self, nnx.Param, ...)
+
+            def objective(parameters: PyTree, others: PyTree, key: Array, task: LabelledTasks) -> Array:
+                return nnx.merge(graph, parameters, others, copy=True).objective(key, task)
+
+            mean = sum_in_turn(objective, parameters, rest[0], (keys, tasks)) / len(keys)
+        return Outcome(mean, tasks.y_query.shape[1], {})
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def sum_in_turn(
+    function: Callable[..., Array], parameters: PyTree, others: PyTree, rows: tuple[PyTree, ...]
+) -> Float[Array, ""]:
+    """sum_t function(parameters, others, *rows[t]), with a gradient in the parameters alone, made row by row.
+
+    The usual gradient of a loop keeps what the backward pass of every row needs until the last row is done.
+    """
+    return jax.lax.map(lambda row: function(parameters, others, *row), rows).sum()
+
+
+def _summed_with_gradient(
+    function: Callable[..., Array], parameters: PyTree, others: PyTree, rows: tuple[PyTree, ...]
+) -> tuple[Array, PyTree]:
+    def add(total: PyTree, row: PyTree) -> tuple[PyTree, None]:
+        found = jax.value_and_grad(function)(parameters, others, *row)
+        return jax.tree.map(jnp.add, total, found), None
+
+    nothing = jnp.zeros((), jnp.result_type(float)), jax.tree.map(jnp.zeros_like, parameters)
+    return jax.lax.scan(add, nothing, rows)[0]
+
+
+def _scaled_gradient(function: Callable[..., Array], gradient: PyTree, cotangent: Array) -> tuple[PyTree, None, None]:
+    del function
+    return jax.tree.map(lambda leaf: cotangent * leaf, gradient), None, None
+
+
+sum_in_turn.defvjp(_summed_with_gradient, _scaled_gradient)

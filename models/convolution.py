@@ -52,59 +52,76 @@ def conv3x3(
 ) -> Float[Array, "B H W D"]:
     """3x3 convolution with same padding, x [B, H, W, I] to [B, H, W, D], and its gradients at the same precision.
 
-    Gradients of every order are written as convolutions with the standard axis order. XLA's CPU compiler reorders the
-    axes of other convolutions at the top level only; inside a loop it falls back to scalar code.
+    Gradients of every order are made of two operations, this one and the gradient in the kernel, both convolutions with
+    the standard axis order. XLA's CPU compiler has fast forms of other orders at the top level only, and not of those
+    that it makes itself when it differentiates the gradient in a kernel.
     """
-    return _convolve(x, kernel, (1, 1), precision)
+    return _same(x, kernel, precision)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _convolve(
-    x: Float[Array, "B H W I"], kernel: Float[Array, "M N I D"], padding: tuple[int, int], precision: str
-) -> Float[Array, "B h w D"]:
-    """Zeros are put on both sides of x: h = H + 2 padding[0] - M + 1, and w likewise."""
-    left, right = _rounded(x, precision), _rounded(kernel, precision)
-    both = [(size, size) for size in padding]
+def _convolved(x: Float[Array, "B H W I"], kernel: Float[Array, "M N I D"], precision: str) -> Float[Array, "B h w D"]:
+    """With one row and column of zeros on every side of x: h = H + 3 - M and w = W + 3 - N."""
+    left, right, zeros = _rounded(x, precision), _rounded(kernel, precision), [(1, 1), (1, 1)]
     z = jax.lax.conv_general_dilated(
-        left, right, (1, 1), both, dimension_numbers=_CHANNELS_LAST, precision=PRECISIONS[precision]
+        left, right, (1, 1), zeros, dimension_numbers=_CHANNELS_LAST, precision=PRECISIONS[precision]
     )
     return z.astype(x.dtype)
 
 
-def _conv_forward(
-    x: Array, kernel: Array, padding: tuple[int, int], precision: str
-) -> tuple[Array, tuple[Array, Array]]:
-    return _convolve(x, kernel, padding, precision), (x, kernel)
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _same(x: Float[Array, "B H W I"], kernel: Float[Array, "3 3 I D"], precision: str) -> Float[Array, "B H W D"]:
+    return _convolved(x, kernel, precision)
 
 
-def _conv_backward(
-    padding: tuple[int, int], precision: str, saved: tuple[Array, Array], cotangent: Array
-) -> tuple[Array, Array]:
-    x, kernel = saved
-    rest = (kernel.shape[0] - 1 - padding[0], kernel.shape[1] - 1 - padding[1])
-    to_x = _convolve(cotangent, kernel[::-1, ::-1].swapaxes(2, 3), rest, precision)
-    all_at_once = partial(_kernel_gradient, padding=padding, precision=precision)
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _to_kernel(
+    x: Float[Array, "B H W I"], cotangent: Float[Array, "B H W D"], precision: str
+) -> Float[Array, "3 3 I D"]:
+    """Gradient of sum(cotangent * _same(x, kernel)) in the kernel, which it does not depend on."""
+    all_at_once = partial(_images_summed, precision=precision)
     in_parts = partial(_in_parts, all_at_once)
-    return to_x, jax.lax.platform_dependent(x, cotangent, cpu=in_parts, default=all_at_once)
+    return jax.lax.platform_dependent(x, cotangent, cpu=in_parts, default=all_at_once)
 
 
-_convolve.defvjp(_conv_forward, _conv_backward)
+def _to_images(cotangent: Float[Array, "B H W D"], kernel: Float[Array, "3 3 I D"], precision: str) -> Array:
+    """Gradient [B, H, W, I] of the same sum in x."""
+    return _same(cotangent, kernel[::-1, ::-1].swapaxes(2, 3), precision)
 
 
-def _kernel_gradient(
-    x: Float[Array, "B H W I"], cotangent: Float[Array, "B h w D"], padding: tuple[int, int], precision: str
-) -> Float[Array, "M N I D"]:
-    """Input channels take the batch's place and images are summed over, with the cotangent as an h x w kernel."""
-    found = _convolve(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), padding, precision)
-    return found.transpose(1, 2, 0, 3)
+def _with_arguments(
+    operation: Callable[..., Array], left: Array, right: Array, precision: str
+) -> tuple[Array, tuple[Array, Array]]:
+    return operation(left, right, precision), (left, right)
+
+
+def _same_backward(precision: str, saved: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, kernel = saved
+    return _to_images(cotangent, kernel, precision), _to_kernel(x, cotangent, precision)
+
+
+def _to_kernel_backward(precision: str, saved: tuple[Array, Array], direction: Array) -> tuple[Array, Array]:
+    """The sum is linear in each of x, kernel and cotangent, so the kernel's place is taken by the direction."""
+    x, cotangent = saved
+    return _to_images(cotangent, direction, precision), _same(x, direction, precision)
+
+
+_same.defvjp(partial(_with_arguments, _same), _same_backward)
+_to_kernel.defvjp(partial(_with_arguments, _to_kernel), _to_kernel_backward)
+
+
+def _images_summed(
+    x: Float[Array, "B H W I"], cotangent: Float[Array, "B H W D"], precision: str
+) -> Float[Array, "3 3 I D"]:
+    """Input channels take the batch's place and images are summed over, with the cotangent as an H x W kernel."""
+    return _convolved(x.transpose(3, 1, 2, 0), cotangent.transpose(1, 2, 0, 3), precision).transpose(1, 2, 0, 3)
 
 
 def _in_parts(
-    gradient: Callable[[Array, Array], Array], x: Float[Array, "B H W I"], cotangent: Float[Array, "B h w D"]
-) -> Float[Array, "M N I D"]:
+    gradient: Callable[[Array, Array], Array], x: Float[Array, "B H W I"], cotangent: Float[Array, "B H W D"]
+) -> Float[Array, "3 3 I D"]:
     """The gradient as a sum over a few images at a time, which is up to ten times faster on a CPU.
 
-    XLA's convolution is slow there with a window of many entries, and this one has h w for each image.
+    XLA's convolution is slow there with a window of many entries, and this one has H W for each image.
     """
     images, (rows, columns) = x.shape[0], cotangent.shape[1:3]
     few = max(WINDOW // (rows * columns), 2)

@@ -259,6 +259,26 @@ def test_no_loop_convolution_has_unusual_axes():
         assert all("[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line for line in convolutions)
 
 
+@pytest.mark.parametrize("window", [100, 1000])
+def test_second_derivatives_are_compiled_with_the_usual_axes(window, monkeypatch):
+    """XLA may fold transposes into a convolution, and runs what it makes so ten times slower on a processor."""
+    monkeypatch.setattr(convolution, "WINDOW", window)
+
+    def adapted(kernels, x):
+        def loss(kernels):
+            first, second = kernels
+            return (jnp.tanh(conv3x3(jnp.tanh(conv3x3(x, first)), second)) ** 2).sum()
+
+        slopes = jax.grad(loss)(kernels)
+        return loss([kernel - 0.1 * slope for kernel, slope in zip(kernels, slopes, strict=True)])
+
+    kernels, x = [jnp.ones((3, 3, 2, 4)), jnp.ones((3, 3, 4, 4))], jnp.ones((7, 6, 6, 2))
+    text = jax.jit(jax.grad(adapted)).lower(kernels, x).compile().as_text()
+    axes = re.findall(r" convolution\(.* window={(.*)}, dim_labels=(\S+),", text)
+    assert len(axes) > 9
+    assert all(labels == "b01f_01io->b01f" and "reversal" not in window for window, labels in axes), axes
+
+
 def test_constant_images_give_finite_features_and_gradients():
     block = random_block()
     x = jnp.full((1, 3, 6, 6, 3), 0.5)

@@ -10,6 +10,7 @@ from problems import double
 from test_backbones import plain_block
 
 from fewshot.learners import MAML, BayesianMAML, FirstOrderMAML
+from fewshot.learners.adapted import sum_in_turn
 from fewshot.models.backbones import Backbone, Conv4
 from fewshot.tasks import Task
 from fewshot.tasks.curves import RealTask
@@ -118,6 +119,37 @@ def test_networks_one_after_another_are_what_vmap_makes_of_them(cls):
         found.append(program(parameters))
     for one, other in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-8, atol=1e-10)
+
+
+@double
+def test_a_sum_in_turn_has_the_gradient_of_the_sum():
+    def wave(parameters, shift, x):
+        return jnp.sin(parameters["rate"] * x + shift).sum() * parameters["height"]
+
+    def squared(total):
+        return lambda parameters: total(parameters) ** 2  # its derivative is not 1
+
+    xs, parameters = jnp.arange(12.0).reshape(3, 4), {"rate": jnp.asarray(0.7), "height": jnp.asarray(1.3)}
+    found = jax.value_and_grad(squared(lambda p: sum_in_turn(wave, p, 0.2, (xs,))))(parameters)
+    expected = jax.value_and_grad(squared(lambda p: sum(wave(p, 0.2, x) for x in xs)))(parameters)
+    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        assert float(one) == pytest.approx(float(other), rel=1e-12)
+
+
+def test_a_sum_in_turn_needs_no_more_memory_for_more_rows():
+    def chain(parameters, _, x):
+        for _ in range(5):
+            parameters = jnp.sin(parameters * x)
+        return parameters.sum()
+
+    def memory(rows, total):
+        program = jax.jit(jax.grad(lambda p: total(p, jnp.arange(1.0, rows + 1))))
+        return program.lower(jnp.ones(1_000)).compile().memory_analysis().temp_size_in_bytes
+
+    in_turn = lambda p, xs: sum_in_turn(chain, p, None, (xs,))  # noqa: E731
+    looped = lambda p, xs: jax.lax.map(lambda x: chain(p, None, x), xs).sum()  # noqa: E731
+    assert memory(20, in_turn) < memory(2, in_turn) + 1_000
+    assert memory(20, looped) > 2 * memory(2, looped)  # what it is compared with
 
 
 def plain_maml(parameters, task, rate):
