@@ -29,6 +29,7 @@ _HOMES = {
         "KERNELS",
         "BACKBONES",
     ),
+    "models.conformance": ("ConformanceError", "check_kernel", "check_backbone"),
     "models.deep_kernel": ("DeepKernel",),
     "models.process": ("LatentProcess",),
     "models.generative": (

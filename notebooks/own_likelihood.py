@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import matplotlib.pyplot as plt
 
 from fewshot import Softmax, check_likelihood, cvi, load, load_pretrained, predict, run, sample_task
-from fewshot.inference.conformance import ConformanceError
+from fewshot.models.conformance import ConformanceError
 from fewshot.models.expectations import GaussHermite, expect
 from fewshot.models.likelihoods.base import CategoricalLabels, NoParameters, own, present
 

@@ -10,9 +10,9 @@ import optax
 import pytest
 
 from fewshot import inference, models
-from fewshot.evaluation.learner_conformance import weakly_typed
 from fewshot.inference.inner.base import usable_inferences
 from fewshot.models import LIKELIHOODS
+from fewshot.models.conformance import weakly_typed
 from fewshot.models.expectations import Exact, MonteCarlo
 from fewshot.runners.cli.flags import dataset_name, parse
 from fewshot.training import defaults, optimisation

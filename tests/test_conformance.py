@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 from fewshot.inference import INFERENCE, conformance
-from fewshot.inference.conformance import ConformanceError, check_inference, check_likelihood
+from fewshot.inference.conformance import check_inference, check_likelihood
 from fewshot.inference.inner import cvi, exact, laplace
 from fewshot.inference.inner.base import usable_inferences
 from fewshot.models import LIKELIHOODS
+from fewshot.models.conformance import ConformanceError
 from fewshot.models.expectations import GaussHermite
 from fewshot.models.gaussian import BlockSites
 from fewshot.models.gaussian.dense import positive_part

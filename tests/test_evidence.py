@@ -69,6 +69,7 @@ def test_annealing_finds_the_closed_form_of_a_gaussian_likelihood():
     assert abs(found.value - exact_evidence(task, likelihood)) < 4 * found.error
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [name if name == "softmax" else pytest.param(name, marks=pytest.mark.slow) for name in LIKELIHOODS],

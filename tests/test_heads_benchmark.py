@@ -92,6 +92,7 @@ def test_what_is_unseen_made_no_metric(setting):
         found.unseen(setting.Head(rank=2), 5)
 
 
+@pytest.mark.long
 def test_metrics_are_of_all_pictures_and_episodes_of_the_first(setting):
     """Of three pictures a class, five of one; a metric may be asked for of the first two, and of roots of the features.
 

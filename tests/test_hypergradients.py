@@ -235,6 +235,7 @@ def claimed_slope(name, objective, hypergradient):
     return slope
 
 
+@pytest.mark.long
 @double
 @pytest.mark.parametrize(
     "likelihood",

@@ -64,7 +64,7 @@ def test_fields_and_argument_names(inference, likelihood):
 
 
 @each_cell
-@pytest.mark.parametrize("wide", [False, True], ids=["32 bits", "64 bits"])
+@pytest.mark.parametrize("wide", [pytest.param(False, marks=pytest.mark.long), True], ids=["32 bits", "64 bits"])
 def test_state_keeps_its_shape_and_type(inference, likelihood, wide):
     with jax.enable_x64(wide):
         task = problem(1)
@@ -233,6 +233,7 @@ def stacked(items, order):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *[items[i] for i in order])
 
 
+@pytest.mark.long
 @double
 @each_deterministic_cell
 def test_padded_tasks_under_vmap_equal_a_loop_of_unpadded_ones_in_any_order(inference, likelihood):

@@ -6,11 +6,11 @@ import pytest
 from flax import nnx
 
 from fewshot import check_learner
-from fewshot.inference.conformance import ConformanceError
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners import MAML, FeatureTransfer, NearestMean, NearestNeighbour, Prototypical, TrainsOn
 from fewshot.learners.base import categorical
 from fewshot.models import MLP, RBF, Identity
+from fewshot.models.conformance import ConformanceError
 
 SHAPE = (4, 4, 1)
 
@@ -124,6 +124,23 @@ class Flat(Whole):
         return found._replace(objective=jax.lax.stop_gradient(found.objective))
 
 
+class Dead(Whole):
+    def __init__(self):
+        super().__init__()
+        self.unused = nnx.Param(jnp.ones(3, jnp.float32))
+
+
+class Backwards(Whole):
+    def loss(self, keys, tasks, for_each):
+        found = super().loss(keys, tasks, for_each)
+        return found._replace(objective=-found.objective)
+
+
+class OfOtherLabels(Whole):
+    def loss(self, keys, tasks, for_each):
+        return super().loss(keys, tasks._replace(y_query=(tasks.y_query + 1) % 3), for_each)
+
+
 BROKEN = {
     OfTooFew: r"probabilities: expected the shape \(4, 3\), got \(4, 2\)",
     OfTooMuch: "the sum of a query's probabilities: expected a difference of at most 1e-05",
@@ -143,6 +160,9 @@ BROKEN = {
     Unnamed: r"diagnostics: expected those of the class \(none\), got accuracy",
     Steep: "the loss and its gradient: expected finite numbers",
     Flat: "the gradient of the loss: expected one, got zeros alone",
+    Dead: "the gradient in .*unused.*: expected one, got zeros alone",
+    Backwards: "labels after 15 steps down the loss: expected more than -0.[0-9]+, as before, got -",
+    OfOtherLabels: "labels after 15 steps down the loss: expected more than",
 }
 
 
@@ -168,6 +188,8 @@ def test_a_learner_without_errors_passes_every_check():
         "ignores absent classes",
         "knows no order of classes",
         "has a loss",
+        "learns every parameter",
+        "learns to answer",
     ]
 
 
@@ -181,11 +203,11 @@ def test_checks_are_those_of_the_traits():
     assert "knows no order of classes" not in check_learner(Biased(), symmetric=False)
 
 
-class Saturated(Whole):
+class Saturated(Prototypical):
     """Right answers have no loss that single precision holds, and no gradient."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(Identity(SHAPE), way=3)
         self.scale = nnx.Param(jnp.full((), 1e3, jnp.float32))
 
     def features(self, images, train):

@@ -26,8 +26,8 @@ TRAINED = [name for name, make in OF_CLASSES.items() if make.traits.trains_on is
 UNTRAINED = [name for name in OF_CLASSES if name not in TRAINED]
 # The columns of whose heads start at different random numbers, or are drawn.
 RANDOM_HEADS = ["baseline++", "abml"]
-# Whose programs compile in a second or two, and one that is like another.
-QUICK = ["prototypical", "relation", "first-order-maml", "nearest-mean", "nearest-neighbour"]
+# Whose programs compile in a second, and one that is like another.
+QUICK = ["prototypical", "nearest-mean", "nearest-neighbour"]
 MARKS = {**dict.fromkeys(QUICK, ()), "chaser": [pytest.mark.slow]}
 SMALL = {"gaussian-process": {"inference.expectation": 64}}
 # For Conv4, which has batch norms: images large enough for four poolings, and steps large enough to see them.

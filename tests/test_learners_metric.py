@@ -235,6 +235,7 @@ def test_relation_sees_the_maps_of_a_network_that_has_them():
     assert learner.comparison.hidden.kernel[...].shape == (2, 8)  # pooled once to one pixel, two channels
 
 
+@pytest.mark.long
 def test_relation_on_characters_compares_maps_of_five_by_five():
     learner = Relation(Conv4Maps((28, 28, 1), rngs=nnx.Rngs(0), width=2), way=2, rngs=nnx.Rngs(0))
     assert learner.embed(jnp.zeros((3, 28, 28, 1))).shape == (3, 5, 5, 2)

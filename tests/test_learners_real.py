@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fewshot.evaluation.learner_conformance import TASKS, loss_and_gradient, weakly_typed
+from fewshot.evaluation.learner_conformance import TASKS, loss_and_gradient
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners import LEARNERS
 from fewshot.learners.base import apply, traced
 from fewshot.models import NOISE_MODELS
+from fewshot.models.conformance import weakly_typed
 from fewshot.tasks.curves import Sinusoids
 from fewshot.training.configuration import configured, resolve
 from fewshot.training.run import build_run

@@ -53,6 +53,7 @@ def test_the_derivatives_of_the_density_are_those_of_differences():
     np.testing.assert_allclose(jax.jit(jax.grad(density))(0.0), slope, rtol=1e-6)
 
 
+@pytest.mark.long
 @double
 def test_an_exact_process_learns_in_stages_from_more_than_a_thousand_rows():
     assert many_points.stages(1000, 40) == [(1000, 40)]

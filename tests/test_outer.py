@@ -109,6 +109,7 @@ def assert_same(left, right, **tolerance):
 # The task of a step
 
 
+@pytest.mark.long
 def test_the_task_of_a_step_does_not_depend_on_its_history(single):
     """Without learning, the loss is a function of the task alone."""
     state, losses = single.start(rate=0.0), []

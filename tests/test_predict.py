@@ -92,6 +92,7 @@ def test_any_labels_counts_and_numbers_of_queries(classifier, task, unequal):
     np.testing.assert_allclose(result.predict_proba(task.x_query[3:4]), probabilities[3:4], atol=1e-6)
 
 
+@pytest.mark.long
 def test_queries_of_other_numbers_compile_nothing(classifier, task, unequal):
     result = classifier.fit(*unequal)
     result.predict_proba(task.x_query)

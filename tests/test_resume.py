@@ -167,6 +167,7 @@ def test_an_interrupted_and_a_killed_run_end_as_if_they_had_not_been(
     assert len(best) == 2
 
 
+@pytest.mark.long
 def test_tasks_that_failed_before_a_resume_are_counted(tiny_run, tiny_data, tmp_path):
     path = shutil.copytree(tiny_run.path, tmp_path / "copy")
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]

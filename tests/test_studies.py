@@ -37,6 +37,7 @@ def test_the_posterior_of_a_gaussian_likelihood_is_known():
     assert value.max() <= 1
 
 
+@pytest.mark.long
 def test_a_class_that_is_out_leaves_the_likelihoods_of_two():
     axis, tau = np.linspace(-3, 3, 13), 0.5
     found = likelihoods.two_classes(axis, tau)

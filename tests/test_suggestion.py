@@ -71,6 +71,7 @@ def true_information(draws=400_000):
     return {pair: joint(*pair) for pair in itertools.combinations(range(len(POOL)), 2)}
 
 
+@pytest.mark.long
 def test_two_suggestions_are_the_best_pair_of_the_true_posterior(fitted):
     found, truth = fitted.suggest(POOL, 2, by="information"), true_information()
     pair = tuple(sorted(found.positions.tolist()))
