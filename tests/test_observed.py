@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from problems import double
 from scipy.stats import multivariate_normal
 
