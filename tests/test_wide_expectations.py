@@ -46,7 +46,7 @@ def error(name, function, mean, deviation, reference, double):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("double", [True, False])
+@pytest.mark.parametrize("double", [pytest.param(True, marks=pytest.mark.slow), False])
 @pytest.mark.parametrize("deviation", [pytest.param(WIDE[0], marks=pytest.mark.slow), WIDE[1]])
 def test_two_classes_of_which_one_may_be_narrow(deviation, double):
     for other in (1.0, 0.1):
