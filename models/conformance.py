@@ -22,7 +22,8 @@ from fewshot.models.gaussian.dense import positive_part
 from fewshot.models.kernels import Hyper, Kernel
 
 NEAR = 1e-3  # of differences
-TASKS, IMAGES = 2, 3
+ROWS, TASKS, IMAGES = 20, 2, 3
+ROUNDING = 1e-6  # in units of the largest number; square roots of distances that should be zero have eight digits
 
 
 class ConformanceError(AssertionError):
@@ -86,9 +87,9 @@ def _rows(seed: int, count: int) -> Float[Array, "N 6"]:
     return jnp.asarray(np.random.default_rng(seed).normal(0.3, 1.0, (count, 6)))
 
 
-def _unusual_rows() -> Float[Array, "6 6"]:
+def _unusual_rows() -> Float[Array, "N 6"]:
     """Two that are equal, and one of zeros: all ReLUs of an image can be off."""
-    x = _rows(0, 6)
+    x = _rows(0, ROWS)
     return x.at[1].set(x[0]).at[2].set(0.0)
 
 
@@ -117,41 +118,41 @@ def _has_a_prior_of_each_hyperparameter(kernel: Kernel) -> None:
 def _is_symmetric_and_positive(kernel: Kernel) -> None:
     x, z, hyper = _unusual_rows(), _rows(1, 4), _hyper(kernel)
     gram = _gram(kernel, hyper, x, x)
-    if gram.shape != (6, 6):
-        raise ConformanceError(f"gram of 6 rows: expected the shape (6, 6), got {gram.shape}")
+    if gram.shape != (ROWS, ROWS):
+        raise ConformanceError(f"gram of {ROWS} rows: expected the shape {(ROWS, ROWS)}, got {gram.shape}")
     size = float(jnp.abs(gram).max())
-    same("gram and its transpose", gram, gram.T, 1e-10 * size)
+    same("gram and its transpose", gram, gram.T, ROUNDING * size)
     there, back = _gram(kernel, hyper, x, z), _gram(kernel, hyper, z, x)
-    same("gram(x, z) and the transpose of gram(z, x)", there, back.T, 1e-10 * size)
+    same("gram(x, z) and the transpose of gram(z, x)", there, back.T, ROUNDING * size)
     if negative := int(positive_part(gram[None])[1]):
-        raise ConformanceError(f"gram: expected no negative eigenvalue, got {negative} of 6")
+        raise ConformanceError(f"gram: expected no negative eigenvalue, got {negative} of {ROWS}")
 
 
 def _has_its_diagonal(kernel: Kernel) -> None:
     x, hyper = _unusual_rows(), _hyper(kernel)
     gram = _gram(kernel, hyper, x, x)
-    same("diagonal and that of gram", kernel.diagonal(hyper, x), jnp.diag(gram), 1e-10 * float(jnp.abs(gram).max()))
+    same("diagonal and that of gram", kernel.diagonal(hyper, x), jnp.diag(gram), ROUNDING * float(jnp.abs(gram).max()))
 
 
 def _has_its_root(kernel: Kernel) -> None:
     x, hyper = _unusual_rows(), _hyper(kernel)
     root, gram = kernel.root(hyper, x), _gram(kernel, hyper, x, x)
     if root is not None:
-        same("the square of root and gram", root @ root.T, gram, 1e-10 * float(jnp.abs(gram).max()))
+        same("the square of root and gram", root @ root.T, gram, ROUNDING * float(jnp.abs(gram).max()))
 
 
 def _is_scaled(kernel: Kernel) -> None:
     x, hyper = _unusual_rows(), _hyper(kernel)
     twice = _gram(kernel, {**hyper, "log_scale": hyper["log_scale"] + jnp.log(2.0)}, x, x)
     once = _gram(kernel, hyper, x, x)
-    same("gram at twice the scale, and twice gram", twice, 2 * once, 1e-10 * float(jnp.abs(once).max()))
+    same("gram at twice the scale, and twice gram", twice, 2 * once, ROUNDING * float(jnp.abs(once).max()))
 
 
 def _knows_each_row_alone(kernel: Kernel) -> None:
     x, z, hyper = _rows(2, 5), _rows(3, 4), _hyper(kernel)
     found = _gram(kernel, hyper, x, z)
     alone = _gram(kernel, hyper, x[:1], z[:1])
-    same("gram of two rows among others and alone", found[:1, :1], alone, 1e-10 * float(jnp.abs(found).max()))
+    same("gram of two rows among others and alone", found[:1, :1], alone, ROUNDING * float(jnp.abs(found).max()))
 
 
 def _has_the_slope_of_its_values(kernel: Kernel) -> None:
@@ -173,7 +174,7 @@ def _has_the_slope_of_its_values(kernel: Kernel) -> None:
 def _is_finite_everywhere(kernel: Kernel) -> None:
     """In single precision, values and derivatives, at equal rows and rows of zeros."""
     x = _unusual_rows().astype(jnp.float32)
-    weights = (_rows(9, 6) @ _rows(10, 6).T).astype(jnp.float32)
+    weights = (_rows(9, ROWS) @ _rows(10, ROWS).T).astype(jnp.float32)
 
     def weighted(hyper: Hyper, x: Array) -> Array:
         return (weights * kernel.gram(hyper, x, x)).sum() + kernel.diagonal(hyper, x).sum()
@@ -189,7 +190,7 @@ def _is_finite_everywhere(kernel: Kernel) -> None:
 def _is_that_of_one_example(kernel: Kernel) -> None:
     x, hyper = _rows(11, 5), _hyper(kernel)
     found, expected = _gram(kernel, kernel.of_task(hyper, 1.0), x, x), _gram(kernel, hyper, x, x)
-    same("gram of a task with one example a class", found, expected, 1e-10 * float(jnp.abs(expected).max()))
+    same("gram of a task with one example a class", found, expected, ROUNDING * float(jnp.abs(expected).max()))
 
 
 # Backbones
