@@ -16,6 +16,7 @@ from fewshot.tasks.episodes import (
     check_task_size,
     flat_images,
     make_dataset,
+    make_splits,
     sample_batch,
     sample_indices,
     sample_task,
@@ -49,15 +50,20 @@ CROPS: dict[str, Crop] = {
 }
 # Files of the user, named after a colon.
 OWN: dict[str, Callable[[str, int | None], Splits]] = {"folder": folders.load, "embeddings": embeddings.load}
-NAMES = (*DATASETS, *PHOTOGRAPHS, *(f"{own}:PATH" for own in OWN))  # what a user may write
+
+
+def names() -> tuple[str, ...]:
+    """What a user may write as a data set, those that a module of the user's registered among them."""
+    return *DATASETS, *PHOTOGRAPHS, *(f"{own}:PATH" for own in OWN)
 
 
 def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
     """Load a data set in three splits without common classes.
 
-    Names are those of DATASETS and PHOTOGRAPHS, `folder:PATH` and `embeddings:PATH`; photographs and folders also come
-    at another size: `flowers102-32`, `folder-28:PATH`. Files are read from `data_root`, else from the folder
-    `$FEWSHOT_DATA`, else from the user's cache folder; a PATH is taken as it is.
+    Names are those of DATASETS and PHOTOGRAPHS (a loader of your own is a line in one of them), `folder:PATH` and
+    `embeddings:PATH`; photographs and folders also come at another size: `flowers102-32`, `folder-28:PATH`. Files are
+    read from `data_root`, else from the folder `$FEWSHOT_DATA`, else from the user's cache folder; a PATH is taken as
+    it is.
 
     Raises:
         DataError: an unknown name, or files that are missing or damaged.
@@ -72,7 +78,7 @@ def load(name: str, data_root: str | os.PathLike | None = None) -> Splits:
         return OWN[base](path, size)
     if has_real_labels(name):
         raise DataError(f"expected a data set of classes, got {name}, which has real labels: it trains and evaluates")
-    raise DataError(f"expected the name of a data set, got {name!r}; try one of {', '.join(NAMES)}")
+    raise DataError(f"expected the name of a data set, got {name!r}; try one of {', '.join(names())}")
 
 
 def preparation(name: str, find_ink: bool = True) -> Prepare:
@@ -91,7 +97,6 @@ __all__ = [
     "AUGMENTATIONS",
     "CROPS",
     "DATASETS",
-    "NAMES",
     "OWN",
     "PHOTOGRAPHS",
     "Augmentation",
@@ -107,6 +112,8 @@ __all__ = [
     "flat_images",
     "load",
     "make_dataset",
+    "make_splits",
+    "names",
     "preparation",
     "sample_batch",
     "sample_indices",

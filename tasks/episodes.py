@@ -131,10 +131,20 @@ def make_dataset(
 
 
 def make_splits(name: str, parts: Mapping[str, tuple[Dataset, tuple[str, ...]]]) -> Splits:
-    """Splits from a data set and its class names for each of train, validation and test."""
+    """Splits from a data set and its class names for each of train, validation and test, which share no class.
+
+    Raises:
+        DataError: another number of names than of classes, or images of another shape than the training images'.
+    """
     datasets = {split: dataset for split, (dataset, _) in parts.items()}
     names = {split: names for split, (_, names) in parts.items()}
-    return Splits(name=name, **datasets, class_names=names, image_shape=datasets["train"].image_shape)
+    shape = datasets["train"].image_shape
+    for split, dataset in datasets.items():
+        if len(names[split]) != dataset.classes:
+            raise DataError(f"expected {dataset.classes} names of {split} classes of {name}, got {len(names[split])}")
+        if dataset.image_shape != shape:
+            raise DataError(f"expected {split} images of {name} of shape {shape}, got {dataset.image_shape}")
+    return Splits(name=name, **datasets, class_names=names, image_shape=shape)
 
 
 def check_task_size(dataset: Dataset, way: int, shot: int, query: int, other_classes: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Parts of a user's own, registered by a module that FEWSHOT_PLUGINS names: the example of docs/learners.md."""
+"""Parts of a user's own, registered by a module that FEWSHOT_PLUGINS names: the examples of the documentation."""
 
 import re
 import sys
@@ -9,20 +9,27 @@ from conftest import REPOSITORY
 
 from fewshot.learners import LEARNERS
 from fewshot.runners import evaluate, meta_train
+from fewshot.tasks import DATASETS, DataError, load
 from fewshot.training.overrides import ConfigError
 from fewshot.training.plugins import load_plugins
 from fewshot.training.run import load_run
 from fewshot.training.run_directory import RunError
 
 
+def use_example(page, module, folder, monkeypatch):
+    """The example of a page as a module of the working folder, and that module as the plugin."""
+    text = (REPOSITORY / "docs" / page).read_text()
+    example = re.search(rf"```python\n(# {module}.py\n.*?)```", text, re.DOTALL).group(1)
+    (folder / f"{module}.py").write_text(example)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("FEWSHOT_PLUGINS", module)
+
+
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """The example as mine.py in the working folder; nothing of it is left behind."""
-    text = (REPOSITORY / "docs" / "learners.md").read_text()
-    (tmp_path / "mine.py").write_text(re.search(r"```python\n(# mine.py\n.*?)```", text, re.DOTALL).group(1))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("FEWSHOT_PLUGINS", "mine")
+    """That of a learner; nothing of it is left behind."""
+    use_example("learners.md", "mine", tmp_path, monkeypatch)
 
     def forget():
         sys.modules.pop("mine", None)
@@ -30,6 +37,34 @@ def mine(tmp_path, monkeypatch):
 
     yield forget
     forget()
+
+
+@pytest.fixture
+def digits(tmp_path, monkeypatch):
+    """That of a data set."""
+    use_example("datasets.md", "digits", tmp_path, monkeypatch)
+    yield
+    sys.modules.pop("digits", None)
+    DATASETS.pop("digits", None)
+
+
+def test_a_data_set_of_ones_own_is_loaded_and_named(digits):
+    with pytest.raises(DataError, match="expected the name of a data set, got 'digits'"):
+        load("digits")
+    load_plugins()
+    found = load("digits")
+    assert found.image_shape == (8, 8, 1) and found.class_names["test"] == ("7", "8", "9")
+    assert [found.train.classes, found.validation.classes, found.test.classes] == [5, 2, 3]
+    with pytest.raises(DataError, match=r"try one of glyphs, .*, digits, flowers102"):
+        load("digit")
+
+
+@pytest.mark.long
+def test_a_run_learns_from_a_data_set_of_ones_own(digits, tmp_path, capsys):
+    few = [f"trainer.{kind}_episodes=8" for kind in ("validation", "temperature", "test")]
+    words = ["--dataset", "digits", "--way", "2", "--backbone", "mlp", "--episodes", "4", "--set", *few]
+    assert meta_train.command_line([*words, "--run-dir", str(tmp_path / "run")]) == 0
+    assert "3 classes of digits never seen in training" in capsys.readouterr().out
 
 
 @pytest.mark.long

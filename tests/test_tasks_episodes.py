@@ -12,6 +12,7 @@ from fewshot.tasks import (
     check_task_size,
     flat_images,
     make_dataset,
+    make_splits,
     sample_indices,
     sample_task,
     take_images,
@@ -200,6 +201,16 @@ def test_the_smallest_class_counts_under_jit_too(unequal):
 def test_data_sets_that_make_no_sense_are_refused(labels, shape, rotations, words):
     with pytest.raises(DataError, match=words):
         make_dataset(np.zeros(shape, np.uint8), np.array(labels, int), rotations)
+
+
+def test_splits_of_unlike_shapes_or_with_a_name_too_few_are_refused():
+    small, large = (make_dataset(np.zeros((4, size, size, 1), np.uint8), np.array([0, 0, 1, 1])) for size in (3, 5))
+    parts = {"train": (small, ("a", "b")), "validation": (small, ("c", "d")), "test": (small, ("e", "f"))}
+    assert make_splits("mine", parts).class_names["test"] == ("e", "f")
+    with pytest.raises(DataError, match="expected 2 names of test classes of mine, got 1"):
+        make_splits("mine", {**parts, "test": (small, ("e",))})
+    with pytest.raises(DataError, match=r"expected validation images of mine of shape \(3, 3, 1\), got \(5, 5, 1\)"):
+        make_splits("mine", {**parts, "validation": (large, ("c", "d"))})
 
 
 def test_sampling_sorts_no_permutation_of_all_classes():

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fewshot.runners.cli.console import QUIET
-from fewshot.tasks import NAMES
+from fewshot.tasks import names
 from fewshot.tasks.curves import CURVES, has_real_labels
 from fewshot.tasks.images import HEIC, SUFFIXES
 from fewshot.training import run_directory
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         "--dataset",
         type=dataset_name,
         metavar="NAME",
-        help=f"{', '.join((*NAMES, *CURVES))} (default glyphs, built in)",
+        help=f"{', '.join((*names(), *CURVES))} (default glyphs, built in)",
     )
     for kind, registry in REGISTRIES.items():
         default = RunConfig.__dataclass_fields__[kind].default
