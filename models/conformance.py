@@ -21,7 +21,7 @@ from fewshot.models.backbones import Backbone
 from fewshot.models.gaussian.dense import positive_part
 from fewshot.models.kernels import Hyper, Kernel
 
-NEAR = 1e-3  # of differences
+NEAR = 1e-5  # of differences
 ROWS, TASKS, IMAGES = 20, 2, 3
 ROUNDING = 1e-6  # in units of the largest number; square roots of distances that should be zero have eight digits
 
@@ -168,7 +168,7 @@ def _has_the_slope_of_its_values(kernel: Kernel) -> None:
     value, slope = of(start)
     difference = (of(start + direction)[0] - of(start - direction)[0]) / 2
     size = abs(float(value)) + float(jnp.abs(slope) @ jnp.abs(direction)) / NEAR
-    same("the derivative of gram and a difference", slope @ direction / NEAR, difference / NEAR, 1e-3 * size)
+    same("the derivative of gram and a difference", slope @ direction / NEAR, difference / NEAR, ROUNDING * size)
 
 
 def _is_finite_everywhere(kernel: Kernel) -> None:

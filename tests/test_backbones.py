@@ -342,6 +342,23 @@ def test_task_batch_norm_standardises_each_task_and_learns_the_running_statistic
     np.testing.assert_allclose(norm.variance[...], x.var(1).mean(0), rtol=1e-4)
 
 
+LONG = {"resnet12": pytest.mark.slow}  # seconds to compile; its block is compared with plain layers above
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=LONG.get(name, ())) for name in models.BACKBONES])
+def test_tasks_do_not_mix_in_training_nor_images_in_evaluation(name):
+    width = {} if name in ("identity", "metric") else {"width": 4}
+    backbone = models.BACKBONES[name]((16, 17, 1), rngs=nnx.Rngs(0), **width)
+    x = jax.random.uniform(jax.random.key(14), (2, 3, 16, 17, 1))
+    train = nnx.jit(lambda backbone, x: backbone(x, True))
+    features, changed = train(backbone, x), train(backbone, x.at[1].multiply(0.5))
+    assert features.shape == (2, 3, backbone.features)
+    np.testing.assert_array_equal(features[0], changed[0])
+    evaluate = nnx.jit(lambda backbone, x: backbone(x, False))
+    features, changed = evaluate(backbone, x), evaluate(backbone, x.at[:, 1:].multiply(0.5))
+    np.testing.assert_array_equal(features[:, 0], changed[:, 0])
+
+
 def test_conv4_feature_sizes_and_too_small_images():
     assert Conv4((28, 28, 1), rngs=nnx.Rngs(0)).features == 64
     assert Conv4((84, 84, 3), rngs=nnx.Rngs(0)).features == 1600
@@ -399,6 +416,14 @@ def test_conv4_with_larger_maps_has_the_published_sizes():
         assert network.features == np.prod(maps)
     with pytest.raises(ValueError, match=r"Conv4Maps expects images of at least 10x10, got 9x28"):
         Conv4Maps((9, 28, 1), rngs=nnx.Rngs(0))
+
+
+def test_evaluation_leaves_the_running_statistics_alone():
+    backbone = Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=4)
+    before = nnx.to_pure_dict(nnx.state(backbone, nnx.BatchStat))
+    apply(backbone, jnp.ones((1, 2, 16, 16, 1)), False)
+    after = nnx.to_pure_dict(nnx.state(backbone, nnx.BatchStat))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
 def test_conv4_trains_in_float64_with_gradients_in_every_parameter():

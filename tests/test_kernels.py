@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from jax.test_util import check_grads
 from problems import defined
 from sklearn.linear_model import LogisticRegression
 
@@ -66,10 +67,16 @@ def test_gram_is_the_published_formula(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_kernels_with_a_short_feature_map_have_a_root(name):
-    kernel = models.KERNELS[name]()
-    root = kernel.root(hyper_of(kernel), jnp.asarray(features(2, 9)))
+def test_diagonal_and_root_agree_with_gram(name):
+    kernel, x = models.KERNELS[name](), jnp.asarray(features(2, 9))
+    hyper = hyper_of(kernel)
+    gram, root, diagonal = jax.jit(lambda h, x: (kernel.gram(h, x, x), kernel.root(h, x), kernel.diagonal(h, x)))(
+        hyper, x
+    )
+    np.testing.assert_allclose(diagonal, np.diag(gram), rtol=1e-12, atol=1e-12)
     assert (root is None) == (name in {"rbf", "rbf-norm", "matern52", "poly2"})
+    if root is not None:
+        np.testing.assert_allclose(np.asarray(root) @ np.asarray(root).T, gram, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -82,6 +89,29 @@ def test_gram_is_symmetric_and_positive_semi_definite(name, dtype):
     np.testing.assert_allclose(gram, gram.T, rtol=0, atol=40 * epsilon * gram.max())
     values = np.linalg.eigvalsh((gram + gram.T) / 2)
     assert values[0] >= -40 * epsilon * values[-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_finite_at_coinciding_and_dead_points(name):
+    kernel, x = models.KERNELS[name](), jnp.asarray(features(4, 6), "float32")
+    hyper = {key: np.float32(HYPER[key]) for key in kernel.initial()}
+    weights = np.random.default_rng(0).normal(size=(6, 6)).astype("float32")
+
+    def weighted(hyper, x):
+        return (weights * kernel.gram(hyper, x, x)).sum() + kernel.diagonal(hyper, x).sum()
+
+    leaves = jax.tree.leaves(jax.jit(jax.grad(weighted, argnums=(0, 1)))(hyper, x))
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_match_finite_differences(name):
+    kernel, x = models.KERNELS[name](), jnp.asarray(features(5, 6))
+    x = x.at[1].add(1e-3).at[2].set(0.5)  # distinct and alive: differentiable for every kernel
+    z = jnp.asarray(features(6, 4)).at[2].set(-0.5)
+    weights = jnp.asarray(np.random.default_rng(7).normal(size=(6, 4)))
+    weighted = jax.jit(lambda hyper, x, z: (weights * kernel.gram(hyper, x, z)).sum())
+    check_grads(weighted, (hyper_of(kernel), x, z), order=1, modes=["rev"])
 
 
 @pytest.mark.parametrize("name", ["rbf", "rbf-norm", "matern52"])
