@@ -21,10 +21,10 @@ from fewshot.learners.base import Images, Labels, Learner, TrainsOn, apply
 from fewshot.models.conformance import (
     ConformanceError,
     check_every_gradient,
+    has_parameters_of_a_dtype,
     moved_at_random,
     passed,
     same,
-    weakly_typed,
 )
 from fewshot.tasks import LabelledImages, Task
 
@@ -190,10 +190,7 @@ def _knows_no_order_of_classes(learner: Learner, tolerance: float) -> None:
 
 def _has_parameters_of_a_dtype(learner: Learner, tolerance: float) -> None:
     del tolerance
-    if weak := weakly_typed(learner):
-        raise ConformanceError(
-            f"parameters: expected arrays of a dtype, got a Python number at {weak[0]}; make it by jnp.asarray"
-        )
+    has_parameters_of_a_dtype(learner)
 
 
 def loss_and_gradient(learner: Learner, tasks: PyTree) -> tuple[Array, nnx.State]:
@@ -248,8 +245,7 @@ def _learns_every_parameter(learner: Learner, tolerance: float) -> None:
     """Beside where they are: the first gradient of one that starts at zero may be zero."""
     del tolerance
     beside = moved_at_random(nnx.state(learner, nnx.Param))
-    gradient = loss_and_gradient(_with(learner, beside), _data(learner))[1]
-    check_every_gradient(gradient)
+    check_every_gradient(loss_and_gradient(_with(learner, beside), _data(learner))[1])
 
 
 def _learns_to_answer(learner: Learner, tolerance: float) -> None:

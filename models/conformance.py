@@ -63,7 +63,7 @@ def check_backbone(backbone: object) -> list[str]:
     """
     if not isinstance(backbone, Backbone):
         raise TypeError(f"expected a Backbone, got {type(backbone).__name__}; see models/backbones.py")
-    checks = [_has_parameters_of_a_dtype, _has_its_features, _evaluates_each_image_alone, _evaluates_without_a_change]
+    checks = [has_parameters_of_a_dtype, _has_its_features, _evaluates_each_image_alone, _evaluates_without_a_change]
     checks += [_trains_on_each_task_alone, _knows_no_order_of_images, _learns_every_parameter]
     return [passed(check, backbone) for check in checks]
 
@@ -218,8 +218,9 @@ def _call(graph: nnx.GraphDef, state: nnx.State, x: Array, train: bool) -> tuple
     return network(x, train), nnx.state(network)
 
 
-def _has_parameters_of_a_dtype(backbone: Backbone) -> None:
-    if weak := weakly_typed(backbone):
+def has_parameters_of_a_dtype(module: nnx.Module) -> None:
+    """Raises ConformanceError for a parameter of a Python number's type."""
+    if weak := weakly_typed(module):
         raise ConformanceError(
             f"parameters: expected arrays of a dtype, got a Python number at {weak[0]}; make it by jnp.asarray"
         )

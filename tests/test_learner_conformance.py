@@ -9,7 +9,7 @@ from fewshot import check_learner
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners import MAML, FeatureTransfer, NearestMean, NearestNeighbour, Prototypical, TrainsOn
 from fewshot.learners.base import categorical
-from fewshot.models import MLP, RBF, Identity
+from fewshot.models import MLP, RBF, Conv4, Identity
 from fewshot.models.conformance import ConformanceError
 
 SHAPE = (4, 4, 1)
@@ -216,9 +216,10 @@ class Saturated(Prototypical):
 
 @pytest.mark.long
 def test_learners_without_errors_raise_no_alarm():
-    """Trained on two classes, with answers of 0 and 1 alone, or certain of all that they see."""
+    """Trained on two classes, with answers of 0 and 1 alone, certain of all that they see, or with batch norms."""
     of_two = FeatureTransfer(MLP(SHAPE, rngs=nnx.Rngs(0), width=8), classes=2, rngs=nnx.Rngs(1))
-    for learner in (Whole(way=2), of_two, NearestNeighbour(Identity((1, 1, 16))), Saturated()):
+    of_statistics = Prototypical(Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=4), way=3)
+    for learner in (Whole(way=2), of_two, NearestNeighbour(Identity((1, 1, 16))), Saturated(), of_statistics):
         assert "answers" in check_learner(learner)
 
 

@@ -48,7 +48,7 @@ def digits(tmp_path, monkeypatch):
     DATASETS.pop("digits", None)
 
 
-def test_a_data_set_of_ones_own_is_loaded_and_named(digits):
+def test_a_data_set_of_ones_own_is_loaded_and_named(digits, capsys):
     with pytest.raises(DataError, match="expected the name of a data set, got 'digits'"):
         load("digits")
     load_plugins()
@@ -57,6 +57,9 @@ def test_a_data_set_of_ones_own_is_loaded_and_named(digits):
     assert [found.train.classes, found.validation.classes, found.test.classes] == [5, 2, 3]
     with pytest.raises(DataError, match=r"try one of glyphs, .*, digits, flowers102"):
         load("digit")
+    with pytest.raises(SystemExit, match="0"):
+        meta_train.command_line(["--help"])
+    assert "digits" in capsys.readouterr().out
 
 
 @pytest.mark.long
