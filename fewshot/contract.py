@@ -40,7 +40,7 @@ def key_of(random_state: int | np.integer | np.random.RandomState | None) -> Key
     return jax.random.key(np.uint32(seed_of(random_state)))
 
 
-def in_precision(values: Shaped[np.ndarray, "N *D"], called: str) -> Float[np.ndarray, "N *D"]:
+def in_precision(values: Shaped[np.ndarray, " N *D"], called: str) -> Float[np.ndarray, " N *D"]:
     """Numbers [N] or [N, D] as learners read them, in JAX's precision. Raises ValueError for numbers beyond it."""
     precision = np.dtype(jnp.result_type(float))
     with np.errstate(over="ignore"):
@@ -72,7 +72,7 @@ class Scaling(NamedTuple):
     unit: Float[np.ndarray, "*D"]
 
     @classmethod
-    def of(cls, values: Float[np.ndarray, "N *D"], called: str, *, fewer: int = 0) -> "Scaling":
+    def of(cls, values: Float[np.ndarray, " N *D"], called: str, *, fewer: int = 0) -> "Scaling":
         """Mean and standard deviation with the divisor N - fewer.
 
         Raises ValueError for values, called so in the message, that are too large to be squared.

@@ -80,6 +80,6 @@ def without_each(inputs: Shaped[np.ndarray, "N ..."], y: Int[np.ndarray, " N"], 
     )
 
 
-def padded(rows: Shaped[Array | np.ndarray, "N *rest"], count: int) -> Shaped[np.ndarray, "count *rest"]:
+def padded(rows: Shaped[Array | np.ndarray, " N *rest"], count: int) -> Shaped[np.ndarray, " count *rest"]:
     """`count` rows: the last one is repeated. On the host, where another number of rows compiles nothing."""
     return np.asarray(rows)[np.minimum(np.arange(count), len(rows) - 1)]

@@ -37,7 +37,7 @@ class NetworkLearner(Learner):
         """Features of images [T, N, H, W, Ch], bytes (scaled by 1/255) or numbers in [0, 1]."""
         return self.backbone(scaled(images), train)
 
-    def embed(self, images: Images) -> Float[Array, "N *rest"]:
+    def embed(self, images: Images) -> Float[Array, " N *rest"]:
         """Features of images [N, H, W, Ch] in evaluation mode."""
         return self.features(images[None], train=False)[0]
 
@@ -97,7 +97,7 @@ def real_classes(classes: int, mask: Mask | None) -> Bool[Array, " C"]:
     return jnp.ones(classes, bool) if mask is None else mask.classes
 
 
-def class_means(x: Inputs, y: Int[Array, " N"], classes: int, mask: Mask | None = None) -> Float[Array, "C *rest"]:
+def class_means(x: Inputs, y: Int[Array, " N"], classes: int, mask: Mask | None = None) -> Float[Array, " C *rest"]:
     """Means [C, ...] of the real inputs [N, ...] of every class; 0 for a class without any."""
     members = jnp.where(real_points(y, mask)[:, None], jax.nn.one_hot(y, classes, dtype=x.dtype), 0.0)
     shares = members / jnp.maximum(members.sum(0), 1.0)

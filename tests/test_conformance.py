@@ -32,7 +32,10 @@ SLOW_KERNELS = [("cvi", Softmax), ("laplace", Softmax), ("cavi", OneVsEach), ("g
 
 @pytest.mark.parametrize(
     "inference, likelihood",
-    [("exact", LabelRegression), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW_KERNELS)],
+    [
+        pytest.param("exact", LabelRegression, marks=pytest.mark.long),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in SLOW_KERNELS),
+    ],
 )
 def test_registered_kernels_pass(inference, likelihood):
     names = check_inference(INFERENCE[inference](likelihood()), variational=inference != "laplace")

@@ -32,6 +32,7 @@ def published(request):
     return request.param, model, test, episode_lists.episodes_of(episode_lists.read(request.param), 0, test)
 
 
+@pytest.mark.long
 def test_published_episodes_are_those_of_seed_0(published):
     _, _, test, episodes = published
     drawn = draw_episodes(0, "test", test, episodes.shape, len(episodes.keys))

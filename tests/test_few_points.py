@@ -180,7 +180,7 @@ def test_rows_without_noise_are_met(rows):
 
 
 @double
-@pytest.mark.parametrize("unit", [1e-3, 1e3])
+@pytest.mark.parametrize("unit", [pytest.param(1e-3, marks=pytest.mark.long), 1e3])
 def test_the_unit_of_inputs_changes_nothing(unit):
     data = labelled()
     expected = predicted(averaged(Linear(), data, None, 0), data)

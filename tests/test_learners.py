@@ -45,7 +45,13 @@ def learner_of(name, backbone, shape, seed=0, **settings):
     return build_run(resolve(config), shape, TRAINING_CLASSES).learner
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [pytest.mark.long])) for name in OF_CLASSES])
+def each(names):
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=MARKS.get(name, [pytest.mark.long])) for name in names]
+    )
+
+
+@each(OF_CLASSES)
 def test_every_learner_keeps_its_promises(name):
     """Classes of a process are alike too, but its draws are not permuted with them."""
     draws = name == "gaussian-process"
@@ -92,7 +98,7 @@ def test_batch_norms_use_other_queries_where_the_traits_say_so(name):
     assert make(name).batch_norm == ("inductive" if name == "relation" else "")
 
 
-@pytest.mark.parametrize("name", [name for name, make in OF_CLASSES.items() if make.traits.traceable])
+@each([name for name, make in OF_CLASSES.items() if make.traits.traceable])
 def test_another_task_and_other_parameters_need_no_new_program(name):
     first, _ = answer(make(name), *task_of(SHAPE, 6)[:3], WAY)
     programs = traced._cache_size()

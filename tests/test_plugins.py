@@ -2,13 +2,15 @@
 
 import re
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from conftest import REPOSITORY
 
 from fewshot.learners import LEARNERS
-from fewshot.runners import evaluate, meta_train
+from fewshot.runners import evaluate, meta_train, reproduce
+from fewshot.runners.studies.comparisons import COMPARISONS
 from fewshot.tasks import DATASETS, DataError, load
 from fewshot.training.overrides import ConfigError
 from fewshot.training.plugins import load_plugins
@@ -46,6 +48,37 @@ def digits(tmp_path, monkeypatch):
     yield
     sys.modules.pop("digits", None)
     DATASETS.pop("digits", None)
+
+
+@pytest.fixture
+def beside(mine, tmp_path, monkeypatch):
+    """That of a comparison, of the learner with others."""
+    use_example("learners.md", "beside", tmp_path, monkeypatch)
+    monkeypatch.setenv("FEWSHOT_PLUGINS", "mine,beside")
+    yield
+    sys.modules.pop("beside", None)
+    COMPARISONS.pop("beside", None)
+
+
+def test_a_comparison_of_ones_own_is_named_and_has_its_rows(beside, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        reproduce.command_line(["besides"])
+    assert "known: omniglot-kernels" in (message := capsys.readouterr().err) and "beside," in message
+    with pytest.raises(SystemExit, match="2"):
+        reproduce.command_line(["beside", "--methods", "maml"])
+    assert "softmax-cvi-loo, prototypical, centres" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_comparison_of_ones_own_is_run(beside, tmp_path, capsys):
+    load_plugins()
+    few = {f"trainer.{kind}_episodes": 8 for kind in ("validation", "temperature", "test")}
+    COMPARISONS["beside"] = replace(COMPARISONS["beside"], settings=few, test_episodes=8, batches=2)
+    words = ["beside", "--methods", "prototypical,centres", "--shots", "1", "--episodes", "4"]
+    assert reproduce.command_line([*words, "--out", str(tmp_path / "out")]) == 0
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert table.index("prototypical") < table.index("centres")
+    assert (tmp_path / "out" / "comparison.png").exists()
 
 
 def test_a_data_set_of_ones_own_is_loaded_and_named(digits, capsys):

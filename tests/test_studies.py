@@ -165,6 +165,7 @@ def test_without_scikit_learn_one_line_says_what_to_install(monkeypatch, capsys,
 ROWS = {**hyperparameters.COMPARISONS, **questions.COMPARISONS}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ROWS)
 def test_every_row_of_the_papers_tables_can_be_built(name):
     comparison = ROWS[name]

@@ -8,10 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from fewshot.learners.base import traced
-from fewshot.runners import meta_train
 from fewshot.tasks.omniglot import FILE, VALIDATION_ALPHABETS
-from fewshot.training.configuration import RunConfig
 
 SETTINGS = {
     "backbone.width": 4,
@@ -68,6 +65,11 @@ def tiny_data(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny_run(tiny_data, tmp_path_factory):
+    # Not on top: conftest.py imports this file in the process too that only hands tests out to others.
+    from fewshot.learners.base import traced
+    from fewshot.runners import meta_train
+    from fewshot.training.configuration import RunConfig
+
     path = tmp_path_factory.mktemp("runs") / "tiny"
     printed = io.StringIO()
     programs = traced._cache_size()

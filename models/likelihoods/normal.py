@@ -19,7 +19,7 @@ def noise_prior() -> dist.Distribution:
 
 
 def equal_mixture(
-    mean: Float[Array, "M Q"], variance: Float[Array, "M Q"], weights: Float[Array, "K"], factors: Float[Array, "K"]
+    mean: Float[Array, "M Q"], variance: Float[Array, "M Q"], weights: Float[Array, " K"], factors: Float[Array, " K"]
 ) -> dist.Distribution:
     """sum_mk w_k / M N(mean_m, variance_m + factors_k) of every query; one normal where M = K = 1."""
     if mean.shape[0] * weights.shape[0] == 1:

@@ -5,6 +5,7 @@ import itertools
 import json
 import platform
 import time
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -43,11 +44,8 @@ from fewshot.training.configuration import RunConfig, begun, trains_on
 from fewshot.training.overrides import ConfigError, Settings
 from fewshot.training.run_directory import DivergedError
 
-COMPARISONS: dict[str, Comparison] = {
-    **comparisons.COMPARISONS,
-    **hyperparameters.COMPARISONS,
-    **questions.COMPARISONS,
-}
+# A view: what a user's module registers is there too. Iteration begins with the last.
+COMPARISONS = ChainMap(questions.COMPARISONS, hyperparameters.COMPARISONS, comparisons.COMPARISONS)
 STUDIES = {
     "likelihoods": likelihoods.main,
     "iris": iris.main,
