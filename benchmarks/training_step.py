@@ -25,6 +25,7 @@ from fewshot.learners import (
     Chaser,
     FirstOrderMAML,
     GaussianProcess,
+    InductiveMAML,
     Learner,
     Matching,
     Prototypical,
@@ -71,6 +72,7 @@ METRIC = {
 ADAPTED = {
     "maml": MAML,
     "first-order-maml": FirstOrderMAML,
+    "inductive-maml": InductiveMAML,
     "bayesian-maml": BayesianMAML,
     "chaser": Chaser,
     "abml": ABML,

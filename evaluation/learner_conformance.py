@@ -48,7 +48,7 @@ def check_learner(learner: object, *, tolerance: float = 1e-4, symmetric: bool =
     checks: list[Check] = [_answers, _answers_unlike_numbers_of_images, _tells_queries_apart, _is_fitted_to_the_labels]
     checks.append(_has_parameters_of_a_dtype)
     if not learner.traits.transductive:
-        checks += [_embeds_each_image_alone, _ignores_padding, _answers_each_query_alone]
+        checks += [_embeds_each_image_alone, *[_ignores_padding] * learner.traits.padded, _answers_each_query_alone]
         checks += [_ignores_absent_classes] if learner.ways is None else []
     if symmetric:
         checks.append(_knows_no_order_of_classes)

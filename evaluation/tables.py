@@ -17,6 +17,7 @@ BATCH_NORM = {
     "inductive": "the running statistics of training, so no answer depends on the other queries (inductive)",
     "transductive": "the statistics of the images predicted together, so answers depend on the other queries "
     "(transductive)",
+    "labelled": "the statistics of the labelled images, so no answer depends on the other queries",
 }
 NOT_MIXED = "Episodes whose chains had not mixed well (longer ones would be surer)"
 

@@ -18,7 +18,7 @@ from fewshot.evaluation.scoring import embed_images
 from fewshot.evaluation.unknown import left_out_scores, p_values
 from fewshot.groups import number_of, padded, shown, without_each
 from fewshot.inference.inner.base import Code, Mask
-from fewshot.learners.base import LatentLearner, Learner, apply
+from fewshot.learners.base import LatentLearner, Learner, Traits, apply
 from fewshot.learners.task_temperature import SPREAD, TemperatureMixture, Without, single, task_temperature
 from fewshot.models.deep_kernel import check_images
 from fewshot.models.gaussian import AnyMarginals, JointMarginals, Marginals
@@ -145,7 +145,7 @@ class FittedTask:
             return np.empty(0, jnp.result_type(float))
         own = _padded_task(self.learner, self.inputs, self.y, self.classes)
         labelled = Labelled(jnp.asarray(own.inputs), jnp.asarray(own.y), own.mask.points)
-        ways = padding(number_of(self.groups), self.classes, self.learner.traits.transductive)[1]
+        ways = padding(number_of(self.groups), self.classes, self.learner.traits)[1]
         parts = self._answers(_strange, (ways,), PREDICTION, new, labelled)
         found = np.concatenate([np.asarray(part) for part in parts])[: len(new)]
         if np.isnan(found).any():
@@ -215,7 +215,7 @@ def fit_task(
     if temperature.fewer is None or np.bincount(y).max() < 2:
         temperatures = single(temperature.own)
     else:
-        _, ways, mask = padding(number_of(groups), classes, learner.traits.transductive)
+        _, ways, mask = padding(number_of(groups), classes, learner.traits)
         own = _padded_task(learner, inputs, y, classes)
         without, known = _without(learner, inputs, y, groups, classes), tuple(temperature)
         mask = mask._replace(points=own.mask.points)
@@ -260,9 +260,10 @@ def bucket(points: int, classes: int) -> tuple[int, int]:
     return size, max(classes, FEW_CLASSES) if points <= FEW_POINTS else classes
 
 
-def padding(points: int, classes: int, transductive: bool = False) -> tuple[int, int, Mask]:
-    """The bucket of a task, and what is real in it; a transductive learner's tasks are not padded."""
-    most_points, most_classes = (points, classes) if transductive else bucket(points, classes)
+def padding(points: int, classes: int, traits: Traits) -> tuple[int, int, Mask]:
+    """The bucket of a task, and what is real in it; all of it where a learner's traits forbid padding."""
+    whole = traits.transductive or not traits.padded
+    most_points, most_classes = (points, classes) if whole else bucket(points, classes)
     real = np.arange(most_points) < points, np.arange(most_classes) < classes
     return most_points, most_classes, Mask(*map(jnp.asarray, real))
 
@@ -277,7 +278,7 @@ class PaddedTask(NamedTuple):
 
 
 def _padded_task(learner: Learner, inputs: np.ndarray, y: np.ndarray, classes: int) -> PaddedTask:
-    points, ways, present = padding(len(inputs), classes, learner.traits.transductive)
+    points, ways, present = padding(len(inputs), classes, learner.traits)
     return PaddedTask(ways, padded(inputs, points), padded(y.astype(np.int32), points), present)
 
 
@@ -291,7 +292,7 @@ def _without(learner: Learner, inputs: np.ndarray, y: np.ndarray, groups: np.nda
     number = number_of(groups)
     if number == len(y):
         return None
-    points, rows = (padding(count, classes, learner.traits.transductive)[0] for count in (number, len(y)))
+    points, rows = (padding(count, classes, learner.traits)[0] for count in (number, len(y)))
     return without_each(inputs, y, points, rows)
 
 

@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 from fewshot import models
-from fewshot.conditioning import CHUNK, InferenceFailedError, bucket
+from fewshot.conditioning import CHUNK, InferenceFailedError, bucket, padding
 from fewshot.contract import Scaling, in_precision, key_of, seed_of, unchanged_by_failure, warn_of_lost_digits
 from fewshot.groups import padded
 from fewshot.inference import INFERENCE, few_points
@@ -106,7 +106,7 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
             else:
                 warn_of_lost_digits(x, stacklevel=3)
                 learner, scaling = self._given(x.shape[1]), Scaling(np.zeros(()), np.ones(()))
-                size = len(labels) if learner.traits.transductive else bucket(len(labels), 1)[0]
+                size, *_ = padding(len(labels), 1, learner.traits)
                 self._fitted = Fitted(_labelled(x, labels, size), scaling, learner, seed)
             self._task, self.code_ = _conditioned(self._fitted)
         return self

@@ -7,7 +7,7 @@ from fewshot.learners.bayesian_maml import BayesianMAML, Chaser
 from fewshot.learners.feature_transfer import FeatureTransfer
 from fewshot.learners.gaussian_process import GaussianProcess
 from fewshot.learners.logistic_regression import LogisticRegression
-from fewshot.learners.maml import MAML, FirstOrderMAML
+from fewshot.learners.maml import MAML, FirstOrderMAML, InductiveMAML
 from fewshot.learners.matching import Matching
 from fewshot.learners.nearest_mean import NearestMean
 from fewshot.learners.nearest_neighbour import NearestNeighbour
@@ -22,6 +22,7 @@ LEARNERS: dict[str, type[Learner]] = {
     "relation": Relation,
     "maml": MAML,
     "first-order-maml": FirstOrderMAML,
+    "inductive-maml": InductiveMAML,
     "bayesian-maml": BayesianMAML,
     "chaser": Chaser,
     "abml": ABML,
@@ -47,6 +48,7 @@ __all__ = [
     "FeatureTransfer",
     "FirstOrderMAML",
     "GaussianProcess",
+    "InductiveMAML",
     "LatentNeuralProcess",
     "Learner",
     "LogisticRegression",

@@ -42,12 +42,14 @@ class Traits(NamedTuple):
     """What those who use a learner may ask of it.
 
     traceable: JAX can compile it; otherwise the host loops over the tasks. transductive: a prediction depends on the
-    other queries, so these are never divided or padded. trains_on: see `TrainsOn`. class_labels, real_labels: it can be
-    fitted to labels that are classes, that are real numbers.
+    other queries, so these are never divided. padded: rows may be added to a task that its mask marks as none of it;
+    never to one of a transductive learner. trains_on: see `TrainsOn`. class_labels, real_labels: it can be fitted to
+    labels that are classes, that are real numbers.
     """
 
     traceable: bool = True
     transductive: bool = False
+    padded: bool = True
     trains_on: TrainsOn = TrainsOn.EPISODES
     class_labels: bool = True
     real_labels: bool = False
@@ -101,7 +103,8 @@ class Learner(nnx.Module):
     def batch_norm(self) -> str:
         """What its batch norms use at test, "" where it has none.
 
-        "inductive": the running statistics of training; "transductive": those of the images predicted together.
+        "inductive": the running statistics of training; "transductive": those of the images predicted together;
+        "labelled": those of the task's labelled images.
         """
         if not jax.tree.leaves(nnx.state(self, nnx.BatchStat)):
             return ""

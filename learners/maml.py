@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from fewshot.inference.inner.base import Mask, finite_code
 from fewshot.learners.adapted import ADAPTED, AdaptedLearner, LinearHead
 from fewshot.learners.base import Images, Labels, Prediction, Traits, categorical, predicted
-from fewshot.learners.network import LabelledTasks, real_classes, real_points
+from fewshot.learners.network import LabelledTasks, real_classes, real_points, scaled
 from fewshot.models.backbones import Backbone
 from fewshot.models.gaussian import Marginals
 from fewshot.models.kernels import Hyper
@@ -89,15 +89,21 @@ class MAML(AdaptedLearner):
             gradient = jax.lax.stop_gradient(gradient)
         return jax.tree.map(lambda value, slope: value - self.inner_rate * slope, parameters, gradient)
 
-    def logits(self, parameters: PyTree, images: Images) -> Float[Array, "Q C"]:
-        """f [Q, C] of images [Q, H, W, Ch] by adapted parameters."""
+    def logits(self, parameters: PyTree, images: Images, labelled: int | None = None) -> Float[Array, "Q C"]:
+        """f [Q, C] of images [Q, H, W, Ch] by adapted parameters; batch norms use the first, `labelled` of them."""
         graph, _, *others = nnx.split(self.network, nnx.Param, ...)
-        return nnx.merge(graph, parameters, others[0], copy=True)(images)
+        network = nnx.merge(graph, parameters, others[0], copy=True)
+        network.set_attributes(labelled=labelled, raise_if_not_found=False)
+        return network(images)
+
+    def answers(self, state: PyTree, query: Images) -> Float[Array, "Q C"]:
+        """f [Q, C] of queries [Q, H, W, Ch] by a state of `fit`; their batch statistics are their own."""
+        return self.logits(state, query)
 
     def predict(self, key: Key[Array, ""], state: PyTree, query: Images) -> Prediction:
-        """p(y | f) of images [Q, H, W, Ch], whose batch statistics are their own."""
+        """p(y | f) of images [Q, H, W, Ch]."""
         del key
-        f, likelihood = self.logits(state, query), self.likelihood
+        f, likelihood = self.answers(state, query), self.likelihood
         if isinstance(likelihood, RealLikelihood):
             return predicted(likelihood.distribution(Marginals(f.T, jnp.zeros_like(f.T))))
         return categorical(jax.nn.softmax(f))
@@ -105,10 +111,37 @@ class MAML(AdaptedLearner):
     def objective(self, key: Key[Array, ""], task: LabelledTasks) -> Float[Array, ""]:
         """sum_q log p(y_q | x_q, theta_task)."""
         adapted, _ = self.fit(key, task.x_support, task.y_support, self.way)
-        return jnp.sum(self.likelihood.log_prob(task.y_query, self.logits(adapted, task.x_query).T))
+        return jnp.sum(self.likelihood.log_prob(task.y_query, self.answers(adapted, task.x_query).T))
 
 
 class FirstOrderMAML(MAML):
     """MAML whose outer gradient takes those of the inner steps for constants: d theta_task / d theta = 1."""
 
     first_order: ClassVar[bool] = True
+
+
+class InductiveMAML(MAML):
+    """MAML whose queries are normalised by the statistics of the labelled images, so that none depends on the others.
+
+    The statistics are those under theta_task, at every layer, and the outer gradient goes through them ("MetaBN" of
+    Bronskill et al. 2020). The inner steps normalise the labelled images together, as those of MAML do.
+    """
+
+    traits: ClassVar[Traits] = Traits(padded=False)
+
+    @property
+    def batch_norm(self) -> str:
+        return "labelled" if super().batch_norm else ""
+
+    def fit(
+        self, key: Key[Array, ""], support: Images, y: Labels, classes: int, mask: Mask | None = None
+    ) -> tuple[PyTree, Int[Array, ""]]:
+        """The adapted parameters, and the images whose statistics are used."""
+        parameters, code = super().fit(key, support, y, classes, mask)
+        return (parameters, support), code
+
+    def answers(self, state: PyTree, query: Images) -> Float[Array, "Q C"]:
+        """f [Q, C] of queries [Q, H, W, Ch]."""
+        parameters, support = state
+        number = len(support)
+        return self.logits(parameters, jnp.concatenate([scaled(support), scaled(query)]), number)[number:]

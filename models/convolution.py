@@ -212,7 +212,7 @@ def _block_forward(z: Array, scale: Array, shift: Array) -> tuple[tuple[Array, A
     mean = _task_mean(z)
     variance = _task_mean((z - mean) ** 2)  # two passes: E[z^2] - E[z]^2 would cancel
     inverse = jax.lax.rsqrt(variance + EPSILON)
-    pooled = _shared_pool(z)
+    pooled = pool_shared(z)
     y = jax.nn.relu((pooled - mean) * (inverse * scale) + shift)
     tasks, width = z.shape[0], z.shape[-1]
     return (y, mean.reshape(tasks, width), variance.reshape(tasks, width)), (z, pooled, mean, inverse, scale, shift)
@@ -244,13 +244,13 @@ def _unpool(
 
 
 @jax.custom_vjp
-def _shared_pool(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h w D"]:
+def pool_shared(z: Float[Array, "T N H W D"]) -> Float[Array, "T N h w D"]:
     """`max_pool`, with ties shared in the gradient of a gradient too, and no scatter there."""
     return max_pool(z)
 
 
 def _shared_forward(z: Array) -> tuple[Array, tuple[Array, Array]]:
-    pooled = _shared_pool(z)
+    pooled = pool_shared(z)
     return pooled, (z, pooled)
 
 
@@ -258,5 +258,5 @@ def _shared_backward(saved: tuple[Array, Array], cotangent: Array) -> tuple[Arra
     return (_unpool(*saved, cotangent),)
 
 
-_shared_pool.defvjp(_shared_forward, _shared_backward)
+pool_shared.defvjp(_shared_forward, _shared_backward)
 norm_relu_pool.defvjp(_block_forward, _block_backward)

@@ -21,16 +21,18 @@ def plain_conv(x, kernel):
     return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
-def plain_block(x, kernel, scale, shift):
+def plain_block(x, kernel, scale, shift, labelled=None):
     """Convolution, batch norm, ReLU, max-pool of x [T, N, H, W, Ch] in the usual order, left to autodiff.
+
+    The statistics are those of the first, `labelled` images, None for all.
 
     Pooling is `reduce_window`, whose gradient is a select-and-scatter. The gradient of `jnp.max` over reshaped windows
     compares recomputed values for equality, which fails for some windows once XLA contracts a product and a sum.
     """
     z = plain_conv(x.reshape(-1, *x.shape[2:]), kernel)
     z = z.reshape(*x.shape[:2], *z.shape[1:])
-    axes = (1, 2, 3)
-    z = (z - z.mean(axes, keepdims=True)) / jnp.sqrt(z.var(axes, keepdims=True) + EPSILON)
+    axes, rows = (1, 2, 3), z[:, :labelled]
+    z = (z - rows.mean(axes, keepdims=True)) / jnp.sqrt(rows.var(axes, keepdims=True) + EPSILON)
     return max_pool(jax.nn.relu(scale * z + shift))
 
 
@@ -47,10 +49,12 @@ def random_block(channels=3, width=4):
     return block
 
 
+@pytest.mark.parametrize("labelled", [None, 2])
 @pytest.mark.parametrize("size", [(6, 6), (7, 5)])
-def test_fused_block_and_its_gradient_equal_plain_autodiff(size):
+def test_fused_block_and_its_gradient_equal_plain_autodiff(size, labelled):
     with jax.enable_x64(True):
         block = random_block()
+        block.set_attributes(labelled=labelled)
         x = jax.random.normal(jax.random.key(1), (2, 3, *size, 3)) + 1.5
         weights = jax.random.normal(jax.random.key(2), (2, 3, size[0] // 2, size[1] // 2, 4))
         graph, parameters, rest = nnx.split(block, nnx.Param, ...)
@@ -60,7 +64,7 @@ def test_fused_block_and_its_gradient_equal_plain_autodiff(size):
 
         def plain(parameters, x):
             norm = parameters["norm"]
-            return (weights * plain_block(x, parameters["kernel"], norm["scale"], norm["shift"])).sum()
+            return (weights * plain_block(x, parameters["kernel"], norm["scale"], norm["shift"], labelled)).sum()
 
         mine, of_mine = jax.jit(jax.value_and_grad(fused, argnums=(0, 1)))(parameters, x)
         usual, of_usual = jax.jit(jax.value_and_grad(plain, argnums=(0, 1)))(nnx.to_pure_dict(parameters), x)
@@ -340,6 +344,19 @@ def test_task_batch_norm_standardises_each_task_and_learns_the_running_statistic
     apply(norm, x, True)
     np.testing.assert_allclose(norm.mean[...], x.mean(1).mean(0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(norm.variance[...], x.var(1).mean(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("module", [TaskBatchNorm(4), random_block(channels=4)])
+def test_statistics_of_labelled_images_make_every_image_independent_of_the_others(module):
+    x = jax.random.normal(jax.random.key(15), (2, 5, 6, 6, 4))
+    recorded = jax.tree.map(jnp.copy, nnx.state(module, nnx.BatchStat))
+    module.set_attributes(labelled=3)
+    y, changed = apply(module, x, True), apply(module, x.at[:, 4].multiply(2.0), True)
+    np.testing.assert_array_equal(changed[:, :4], y[:, :4])
+    assert np.abs(changed[:, 4] - y[:, 4]).max() > 0.1
+    assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(module, nnx.BatchStat), recorded))
+    module.set_attributes(labelled=None)
+    np.testing.assert_allclose(apply(module, x[:, :3], True), y[:, :3], atol=1e-5)
 
 
 LONG = {"resnet12": pytest.mark.slow}  # seconds to compile; its block is compared with plain layers above

@@ -9,7 +9,7 @@ from flax import nnx
 from problems import double
 from test_backbones import plain_block
 
-from fewshot.learners import MAML, BayesianMAML, FirstOrderMAML
+from fewshot.learners import MAML, BayesianMAML, FirstOrderMAML, InductiveMAML
 from fewshot.learners.adapted import sum_in_turn
 from fewshot.models.backbones import Backbone, Conv4
 from fewshot.tasks import Task
@@ -152,26 +152,31 @@ def test_a_sum_in_turn_needs_no_more_memory_for_more_rows():
     assert memory(20, looped) > 2 * memory(2, looped)  # what it is compared with
 
 
-def plain_maml(parameters, task, rate):
+def plain_maml(parameters, task, rate, inductive):
     """One inner step of Conv4 from plain layers, and the objective of the queries; parameters are a dict."""
 
-    def log_probabilities(parameters, x, y):
-        x = x[None]
+    def log_probabilities(parameters, x, y, labelled=None):
+        count, x = len(x), x[None]
         for kernel, scale, shift in parameters["blocks"]:
-            x = plain_block(x, kernel, scale, shift)
-        logits = x.reshape(len(y), -1) @ parameters["weights"] + parameters["bias"]
-        return jax.nn.log_softmax(logits)[jnp.arange(len(y)), y].mean()
+            x = plain_block(x, kernel, scale, shift, labelled)
+        logits = x.reshape(count, -1) @ parameters["weights"] + parameters["bias"]
+        return jax.nn.log_softmax(logits)[jnp.arange(count), y].mean() if labelled is None else logits[labelled:]
 
     slope = jax.grad(log_probabilities)(parameters, task.x_support, task.y_support)
     adapted = jax.tree.map(lambda value, g: value + rate * g, parameters, slope)
-    return log_probabilities(adapted, task.x_query, task.y_query)
+    if not inductive:
+        return log_probabilities(adapted, task.x_query, task.y_query)
+    images = jnp.concatenate([task.x_support, task.x_query])
+    logits = log_probabilities(adapted, images, None, len(task.x_support))
+    return jax.nn.log_softmax(logits)[jnp.arange(len(logits)), task.y_query].mean()
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("cls", [MAML, InductiveMAML])
 @double
-def test_the_gradient_through_conv4_is_that_of_plain_layers():
+def test_the_gradient_through_conv4_is_that_of_plain_layers(cls):
     """Second derivatives pass the fused blocks' hand-written gradients."""
-    learner = started(MAML(Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=3), way=WAY, inner_steps=1, inner_rate=0.1))
+    learner = started(cls(Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=3), way=WAY, inner_steps=1, inner_rate=0.1))
     tasks = batch((16, 16, 1), shot=1, queries=2)
     blocks = [getattr(learner.network.backbone, f"block{i}") for i in range(4)]
     for i, block in enumerate(blocks):
@@ -187,8 +192,8 @@ def test_the_gradient_through_conv4_is_that_of_plain_layers():
     @jax.jit
     @jax.value_and_grad
     def by_plain_layers(plain):
-        each = [plain_maml(plain, jax.tree.map(lambda leaf: leaf[t], tasks), 0.1) for t in range(T)]  # noqa: B023
-        return sum(each) / T
+        one = (jax.tree.map(lambda leaf: leaf[t], tasks) for t in range(T))  # noqa: B023
+        return sum(plain_maml(plain, task, 0.1, cls is InductiveMAML) for task in one) / T
 
     expected, slopes = by_plain_layers(plain)
     found, gradient = jax.jit(jax.value_and_grad(objective))(parameters)
@@ -200,6 +205,22 @@ def test_the_gradient_through_conv4_is_that_of_plain_layers():
         np.testing.assert_allclose(block["kernel"], kernel, rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(block["norm"]["scale"], scale, rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(block["norm"]["shift"], shift, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.long
+@double
+def test_labelled_images_as_queries_have_the_answers_of_maml():
+    """Then both normalise the same images, be they bytes or numbers."""
+    task = jax.tree.map(lambda leaf: leaf[0], batch((16, 16, 1)))
+    support = (255 * task.x_support / task.x_support.max()).astype(jnp.uint8)
+    found = []
+    for cls in (MAML, InductiveMAML):
+        learner = started(cls(Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=3), way=WAY, inner_steps=2, inner_rate=0.1))
+        state, _ = learner.fit(KEY, support, task.y_support, WAY)
+        found += [learner.predict(KEY, state, query).probabilities for query in (support, support / 255, task.x_query)]
+    for same in (found[1], found[3], found[4]):
+        np.testing.assert_allclose(same, found[0], rtol=1e-6)
+    assert np.abs(found[5] - found[2]).max() > 1e-3
 
 
 @pytest.mark.long

@@ -120,7 +120,7 @@ def refusal(command_line, words, capfd):
 
 
 # Each is like another that is asked after every change; `make slow` asks these too.
-ALIKE = {"relation", "matching", "baseline++", "first-order-maml", "bayesian-maml", "chaser", "abml"}
+ALIKE = {"relation", "matching", "baseline++", "first-order-maml", "inductive-maml", "bayesian-maml", "chaser", "abml"}
 ALIKE |= {"nearest-mean", "logistic-regression"}
 CLASSIFIERS = [name for name, made in LEARNERS.items() if made.traits.class_labels]
 

@@ -22,7 +22,7 @@ from fewshot.conditioning import fit_task
 from fewshot.inference.inner import exact, run
 from fewshot.inference.predictive import predict as predict_probabilities
 from fewshot.learners import GaussianProcess
-from fewshot.learners.base import traced
+from fewshot.learners.base import Traits, traced
 from fewshot.models import KERNELS, Identity, LabelRegression, deep_kernel
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.runners import meta_train, predict
@@ -120,7 +120,7 @@ def test_other_ways_and_shots_share_programs(classifier, task):
 )
 def test_buckets_are_never_too_small_nor_much_too_large(points, classes, expected):
     assert conditioning.bucket(points, classes) == expected
-    *sizes, real = conditioning.padding(points, classes)
+    *sizes, real = conditioning.padding(points, classes, Traits())
     assert tuple(sizes) == expected == (len(real.points), len(real.classes))
     assert real.points[:points].all() and real.classes[:classes].all()
     assert (real.points.sum(), real.classes.sum()) == (points, classes)

@@ -217,7 +217,7 @@ def test_who_is_balanced_unless_it_is_told_otherwise(tiny_run):
 
 def test_learners_that_adapt_to_images_have_no_features():
     adapt = {name for name, one in LEARNERS.items() if not has_features(one.__new__(one))}
-    assert adapt == {"maml", "first-order-maml", "bayesian-maml", "chaser", "abml"}
+    assert adapt == {"maml", "first-order-maml", "inductive-maml", "bayesian-maml", "chaser", "abml"}
 
 
 @pytest.mark.parametrize("width", [1, 5, 300])

@@ -15,7 +15,7 @@ HEADER += ["training time", "failures"]
 LEGEND = {
     "steps": "of the optimiser; fewer than planned where validation had not improved for a third of the run",
     "best at": "the step of the weights that validation chose",
-    "batch norm": "at test with the statistics of training (inductive) or of the images of a call (transductive)",
+    "batch norm": "at test with statistics of training (inductive), of a call's images (transductive) or labelled ones",
     "rank": "by accuracy, among rows of the same shot, seed, training images, planned steps and episodes",
     "over classes": "95% interval over test classes, % (accuracy: over test episodes)",
     "sd of batches": "what papers print after +-, in %",

@@ -115,7 +115,7 @@ def _learners(maml: Settings) -> Iterable[Method]:
     """The learners that train and are no Gaussian process, under their own names; maml: settings of its family."""
     for name in ("prototypical", "matching", "relation", "feature-transfer", "baseline++"):
         yield Method(name, changes={"learner": name})
-    for name in ("maml", "first-order-maml", "bayesian-maml", "chaser", "abml"):
+    for name in ("maml", "first-order-maml", "inductive-maml", "bayesian-maml", "chaser", "abml"):
         yield Method(name, changes={**_FOUR_TASKS, "learner": name}, settings=maml)
 
 

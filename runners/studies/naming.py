@@ -59,6 +59,7 @@ _LEARNERS = {
     "baseline++": ("baseline++", Style("#404040", "p")),
     "maml": ("MAML", Style("#9467bd", "s")),
     "first-order-maml": ("first-order MAML", Style("#c5a3e0", "<")),
+    "inductive-maml": ("inductive MAML", Style("#d65fd6", "D")),
     "bayesian-maml": ("Bayesian MAML", Style("#5e3c99", ">")),
     "chaser": ("Bayesian MAML, chaser", Style("#b05fd0", "h")),
     "abml": ("ABML", Style("#3f1f6f", "d")),
