@@ -16,7 +16,7 @@ from jaxtyping import Array
 from fewshot.evaluation import metrics, scoring
 from fewshot.evaluation.calibration import fit_temperature
 from fewshot.evaluation.class_interval import classes_of_episodes
-from fewshot.evaluation.episodes import EVALUATION_SEED, Shape, draw_episodes
+from fewshot.evaluation.episodes import EVALUATION_SEED, Episodes, Shape, draw_episodes
 from fewshot.evaluation.paired import Difference, paired_difference
 from fewshot.evaluation.resampling import Interval
 from fewshot.evaluation.text import format_markdown
@@ -24,7 +24,9 @@ from fewshot.learners import GaussianProcess, Learner, Prediction, Traits
 from fewshot.runners.cli import compilation_cache
 from fewshot.tasks import Dataset
 from fewshot.training.data import load_splits
-from fewshot.training.run import Run, load_run
+from fewshot.training.run import load_run
+
+Drawn = tuple[Dataset, Episodes]
 
 QUERIES = 15
 RULES = ("training", "labelled images", "all images")
@@ -49,14 +51,14 @@ class Normalised(Learner):
 
     def fit(self, key, support, y, classes, mask=None):
         """The process is fitted when the queries are there."""
-        return (key, support, y, jnp.zeros(classes)), jnp.asarray(0)
+        return (key, support, y, classes), jnp.asarray(0)
 
     def predict(self, key, state, query) -> Prediction:
-        fit_key, support, y, each_class = state
+        fit_key, support, y, classes = state
         number, network = len(support), nnx.merge(*nnx.split(self.process.deep_kernel), copy=True)
-        network.set_attributes(labelled=None if self.by_queries else number)
+        network.set_attributes(normalised_by=None if self.by_queries else number)
         features: Array = network(jnp.concatenate([support, query])[None], train=True)[0]
-        posterior, code = self.process.fit(fit_key, features[:number], y, len(each_class))
+        posterior, code = self.process.fit(fit_key, features[:number], y, classes)
         found = self.process.predict(key, posterior, features[number:])
         return found._replace(code=jnp.maximum(found.code, code))
 
@@ -66,12 +68,10 @@ def by_rule(process: GaussianProcess) -> dict[str, Learner]:
     return dict(zip(RULES, (process, Normalised(process, False), Normalised(process, True)), strict=True))
 
 
-def scored(learner: Learner, run: Run, validation: Dataset, test: Dataset, count: int) -> scoring.Scores:
+def scored(learner: Learner, validation: Drawn, test: Drawn) -> scoring.Scores:
     """The test at the temperature of validation classes."""
-    shape = Shape(run.config.way, run.config.shot, QUERIES)
     held_out, found = (
-        scoring.score(learner, scoring.embed(learner, data), draw_episodes(EVALUATION_SEED, split, data, shape, count))
-        for split, data in (("validation", validation), ("test", test))
+        scoring.score(learner, scoring.embed(learner, data), drawn) for data, drawn in (validation, test)
     )
     return found.tempered(fit_temperature(held_out.probabilities, held_out.labels))
 
@@ -81,11 +81,14 @@ def rows(path: str, count: int, data_root: str | None) -> list[list[str]]:
     run = load_run(path)
     if not isinstance(run.learner, GaussianProcess):
         raise SystemExit(f"expected runs of Gaussian processes, got {run.config.learner} in {path}")
-    splits = load_splits(run.config.dataset, data_root)
-    shape = Shape(run.config.way, run.config.shot, QUERIES)
-    drawn = draw_episodes(EVALUATION_SEED, "test", splits.test, shape, count).indices
-    classes = classes_of_episodes(splits.test.index, splits.test.counts, drawn.x_support, drawn.y_support)
-    scores = [scored(learner, run, splits.validation, splits.test, count) for learner in by_rule(run.learner).values()]
+    splits, shape = load_splits(run.config.dataset, data_root), Shape(run.config.way, run.config.shot, QUERIES)
+    validation, test = (
+        (data, draw_episodes(EVALUATION_SEED, split, data, shape, count))
+        for split, data in (("validation", splits.validation), ("test", splits.test))
+    )
+    shown = test[1].indices
+    classes = classes_of_episodes(splits.test.index, splits.test.counts, shown.x_support, shown.y_support)
+    scores = [scored(learner, validation, test) for learner in by_rule(run.learner).values()]
     accuracy, nll = (
         [metrics.EPISODE_SCORES[name](one.probabilities, one.labels) for one in scores] for name in ("accuracy", "nll")
     )

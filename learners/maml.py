@@ -93,7 +93,7 @@ class MAML(AdaptedLearner):
         """f [Q, C] of images [Q, H, W, Ch] by adapted parameters; batch norms use the first, `labelled` of them."""
         graph, _, *others = nnx.split(self.network, nnx.Param, ...)
         network = nnx.merge(graph, parameters, others[0], copy=True)
-        network.set_attributes(labelled=labelled, raise_if_not_found=False)
+        network.set_attributes(normalised_by=labelled, raise_if_not_found=False)
         return network(images)
 
     def answers(self, state: PyTree, query: Images) -> Float[Array, "Q C"]:

@@ -48,13 +48,13 @@ class TaskBatchNorm(nnx.Module):
     train=True uses and records the task's own mean and variance; train=False uses the running ones, so that no
     prediction depends on the other queries. The running statistics are means over the T tasks of a batch.
 
-    labelled: how many rows of a task, its first, the task's own statistics are of; None for all. `set_attributes` of a
-    network sets it in all of its norms. Statistics of a part are not recorded.
+    normalised_by: how many rows of a task, its first, the task's own statistics are of; None for all. `set_attributes`
+    of a network sets it in all of its norms. Statistics of a part are not recorded.
     """
 
     def __init__(self, features: int, *, affine: bool = True, momentum: float = 0.9):
         self.momentum = momentum
-        self.labelled: int | None = None
+        self.normalised_by: int | None = None
         self.mean = nnx.BatchStat(jnp.zeros(features))
         self.variance = nnx.BatchStat(jnp.ones(features))
         self.scale = nnx.Param(jnp.ones(features)) if affine else None
@@ -72,8 +72,8 @@ class TaskBatchNorm(nnx.Module):
         return self.scale[...], self.shift[...]
 
     def statistics(self, x: Float[Array, "T *rest D"]) -> tuple[Float[Array, "T *one D"], Float[Array, "T *one D"]]:
-        """Mean and variance of each task, of its labelled rows."""
-        axes, rows = tuple(range(1, x.ndim - 1)), x[:, : self.labelled]
+        """Mean and variance of each task, of the rows that normalise it."""
+        axes, rows = tuple(range(1, x.ndim - 1)), x[:, : self.normalised_by]
         return rows.mean(axes, keepdims=True), rows.var(axes, keepdims=True)
 
     def __call__(self, x: Float[Array, "T *rest D"], train: bool) -> Float[Array, "T *rest D"]:
@@ -81,7 +81,7 @@ class TaskBatchNorm(nnx.Module):
         mean, variance = self.mean[...], self.variance[...]
         if train:
             mean, variance = self.statistics(x)
-            if self.labelled is None:
+            if self.normalised_by is None:
                 self.record(mean.reshape(x.shape[0], -1), variance.reshape(x.shape[0], -1))
         scale, shift = self.affine()
         return (x - mean) * (jax.lax.rsqrt(variance + EPSILON) * scale) + shift
@@ -111,7 +111,7 @@ class ConvBlock(nnx.Module):
             factor = scale * jax.lax.rsqrt(self.norm.variance[...] + EPSILON)
             return jax.nn.relu(max_pool(self._convolve(x, factor)) + (shift - factor * self.norm.mean[...]))
         sign = jnp.where(scale < 0, -1.0, 1.0).astype(scale.dtype)
-        if self.norm.labelled is not None:
+        if self.norm.normalised_by is not None:
             z = self._convolve(x, sign)
             mean, variance = self.norm.statistics(z)
             return jax.nn.relu((pool_shared(z) - mean) * (jax.lax.rsqrt(variance + EPSILON) * sign * scale) + shift)

@@ -54,7 +54,7 @@ def random_block(channels=3, width=4):
 def test_fused_block_and_its_gradient_equal_plain_autodiff(size, labelled):
     with jax.enable_x64(True):
         block = random_block()
-        block.set_attributes(labelled=labelled)
+        block.set_attributes(normalised_by=labelled)
         x = jax.random.normal(jax.random.key(1), (2, 3, *size, 3)) + 1.5
         weights = jax.random.normal(jax.random.key(2), (2, 3, size[0] // 2, size[1] // 2, 4))
         graph, parameters, rest = nnx.split(block, nnx.Param, ...)
@@ -350,12 +350,12 @@ def test_task_batch_norm_standardises_each_task_and_learns_the_running_statistic
 def test_statistics_of_labelled_images_make_every_image_independent_of_the_others(module):
     x = jax.random.normal(jax.random.key(15), (2, 5, 6, 6, 4))
     recorded = jax.tree.map(jnp.copy, nnx.state(module, nnx.BatchStat))
-    module.set_attributes(labelled=3)
+    module.set_attributes(normalised_by=3)
     y, changed = apply(module, x, True), apply(module, x.at[:, 4].multiply(2.0), True)
     np.testing.assert_array_equal(changed[:, :4], y[:, :4])
     assert np.abs(changed[:, 4] - y[:, 4]).max() > 0.1
     assert jax.tree.all(jax.tree.map(np.array_equal, nnx.state(module, nnx.BatchStat), recorded))
-    module.set_attributes(labelled=None)
+    module.set_attributes(normalised_by=None)
     np.testing.assert_allclose(apply(module, x[:, :3], True), y[:, :3], atol=1e-5)
 
 

@@ -19,11 +19,12 @@ from fewshot import classifier as classifier_module
 from fewshot import conditioning, heads, predicting
 from fewshot.classifier import FewShotClassifier
 from fewshot.conditioning import fit_task
+from fewshot.evaluation.learner_conformance import task_of
 from fewshot.inference.inner import exact, run
 from fewshot.inference.predictive import predict as predict_probabilities
-from fewshot.learners import GaussianProcess
-from fewshot.learners.base import Traits, traced
-from fewshot.models import KERNELS, Identity, LabelRegression, deep_kernel
+from fewshot.learners import GaussianProcess, InductiveMAML
+from fewshot.learners.base import Traits, solve, traced
+from fewshot.models import KERNELS, Conv4, Identity, LabelRegression, deep_kernel
 from fewshot.models.deep_kernel import DeepKernel
 from fewshot.runners import meta_train, predict
 from fewshot.saving import SavedError
@@ -124,6 +125,22 @@ def test_buckets_are_never_too_small_nor_much_too_large(points, classes, expecte
     assert tuple(sizes) == expected == (len(real.points), len(real.classes))
     assert real.points[:points].all() and real.classes[:classes].all()
     assert (real.points.sum(), real.classes.sum()) == (points, classes)
+
+
+@pytest.mark.parametrize("traits", [Traits(padded=False), Traits(transductive=True)])
+def test_tasks_of_learners_that_look_at_every_row_are_not_padded(traits):
+    *sizes, real = conditioning.padding(5, 3, traits)
+    assert sizes == [5, 3] and real.points.all() and real.classes.all()
+
+
+@pytest.mark.long
+def test_an_estimator_shows_inductive_maml_no_row_that_was_made_up():
+    """It would be normalised by it."""
+    learner = InductiveMAML(Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=4), way=3, inner_steps=1, inner_rate=1.0)
+    x, y, query, _ = task_of((16, 16, 1), 0)
+    found = fit_task(learner, jax.random.key(0), np.asarray(x), np.asarray(y), 3, conditioning.TemperaturePrior(1.0))
+    expected = solve(learner, jax.random.key(0), x, y, query, 3).probabilities
+    np.testing.assert_allclose(found.probabilities(np.asarray(query)), expected, atol=1e-5)
 
 
 @pytest.mark.long
