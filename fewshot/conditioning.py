@@ -22,6 +22,7 @@ from fewshot.learners.base import LatentLearner, Learner, Traits, apply
 from fewshot.learners.task_temperature import SPREAD, TemperatureMixture, Without, single, task_temperature
 from fewshot.models.deep_kernel import check_images
 from fewshot.models.gaussian import AnyMarginals, JointMarginals, Marginals
+from fewshot.threads import one_blas_thread
 
 CHUNK = 64  # images that pass the network, and queries that are predicted, at a time
 FEW_CLASSES, FEW_POINTS = 5, 128  # up to which classes are padded to FEW_CLASSES
@@ -157,7 +158,8 @@ class FittedTask:
         own = _padded_task(self.learner, self.inputs, self.y, self.classes)
         key, real = jax.random.fold_in(self.key, UNKNOWN), np.asarray(own.mask.points)
         without = _without(self.learner, self.inputs, self.y, self.groups, self.classes)
-        known = left_out_scores(key, self.learner, own.inputs, own.y, real, without)
+        with one_blas_thread():
+            known = left_out_scores(key, self.learner, own.inputs, own.y, real, without)
         return None if known is None else p_values(self.unknown(new), known)
 
     def with_labels(
@@ -182,10 +184,12 @@ class FittedTask:
         """What a question says of each chunk of new inputs, the last one filled up, and of what is the same for all."""
         key = jax.random.fold_in(self.key, number)
         size = len(new) if self.learner.traits.transductive else CHUNK
-        return [
-            apply(question, self.learner, static, key, self.state, padded(new[start : start + size], size), *more)
-            for start in range(0, len(new), size)
-        ]
+        with one_blas_thread():
+            parts = [
+                apply(question, self.learner, static, key, self.state, padded(new[start : start + size], size), *more)
+                for start in range(0, len(new), size)
+            ]
+            return jax.block_until_ready(parts)
 
     def _require_posterior(self) -> None:
         if not isinstance(self.learner, LatentLearner):
@@ -219,7 +223,9 @@ def fit_task(
         own = _padded_task(learner, inputs, y, classes)
         without, known = _without(learner, inputs, y, groups, classes), tuple(temperature)
         mask = mask._replace(points=own.mask.points)
-        temperatures = apply(_own_temperature, learner, (ways,), key, own.inputs, own.y, mask, without, known)
+        with one_blas_thread():
+            temperatures = apply(_own_temperature, learner, (ways,), key, own.inputs, own.y, mask, without, known)
+            jax.block_until_ready(temperatures)
     return FittedTask(learner, key, inputs, y, groups, classes, examples, temperatures, state, code)
 
 
@@ -306,7 +312,9 @@ def _conditioned(
     examples: float,
 ) -> tuple[PyTree, Code]:
     ways, means, labels, mask = _shown(learner, inputs, y, groups, classes)
-    state, code = apply(_fitted, learner, (ways,), key, means, labels, mask._replace(examples=examples))
+    with one_blas_thread():
+        state, code = apply(_fitted, learner, (ways,), key, means, labels, mask._replace(examples=examples))
+        jax.block_until_ready(state)
     if code == Code.NON_FINITE:
         raise InferenceFailedError("the posterior is not finite; check the examples, or try another inference")
     return state, Code(int(code))

@@ -32,6 +32,7 @@ from fewshot.models.deep_kernel import DeepKernel
 from fewshot.models.kernels import Kernel
 from fewshot.models.likelihoods import Normal
 from fewshot.tasks.curves import has_real_labels
+from fewshot.threads import one_blas_thread
 from fewshot.training.run import load_run
 
 __all__ = ["FewShotRegressor"]
@@ -97,7 +98,7 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         Raises ValueError, in one line, for what is no table of numbers or no labels of it, for numbers that are too
         large, and for a parameter that makes no sense; InferenceFailedError where the posterior is not finite.
         """
-        with unchanged_by_failure(self):
+        with unchanged_by_failure(self), one_blas_thread():
             x, labels = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
             labels = np.asarray(column_or_1d(labels), np.float64)
             seed = seed_of(self.random_state)
@@ -122,9 +123,9 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         fitted = self._fitted
         whole = isinstance(fitted.chosen, Learner) and fitted.chosen.traits.transductive
         size = len(x) if whole else CHUNK
-        with fitted.precision:
+        with fitted.precision, one_blas_thread():
             parts = [self._chunk(x[start : start + size], size) for start in range(0, len(x), size)]
-        mean, deviation = (np.concatenate(each)[: len(x)].astype(np.float64) for each in zip(*parts, strict=True))
+            mean, deviation = (np.concatenate(each)[: len(x)].astype(np.float64) for each in zip(*parts, strict=True))
         mean, deviation = fitted.scaling.centre + fitted.scaling.unit * mean, fitted.scaling.unit * deviation
         return (mean, deviation) if return_std else mean
 
@@ -215,7 +216,7 @@ def _labelled(x: Float[np.ndarray, "N D"], y: Float[np.ndarray, " N"], size: int
 def _conditioned(fitted: Fitted) -> tuple[PyTree, Code]:
     """The posterior. Raises InferenceFailedError where it is not finite."""
     data = fitted.labelled
-    with fitted.precision:
+    with fitted.precision, one_blas_thread():
         if isinstance(fitted.chosen, Process):
             state = fitted.chosen.condition(data)
             finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))

@@ -25,6 +25,7 @@ from fewshot.models.inducing import InducingProcess, Parameters
 from fewshot.models.kernels import Kernel
 from fewshot.models.random_features import SPECTRA, RandomFourier
 from fewshot.regressor import plain_kernel
+from fewshot.threads import one_blas_thread
 
 __all__ = ["METHODS", "SparseRegressor"]
 
@@ -102,7 +103,7 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         Raises ValueError, in one line, for what is no table of numbers or no targets of it, for numbers that are too
         large, and for parameters that make no sense; InferenceFailedError where the posterior is not finite.
         """
-        with unchanged_by_failure(self):
+        with unchanged_by_failure(self), one_blas_thread():
             x, targets = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
             targets = np.asarray(column_or_1d(targets), np.float64)
             seed = seed_of(self.random_state)
@@ -126,7 +127,7 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         if isinstance(self._method, OnGrid):
             self._method.check_inside(self._fitted[1], x)
         ask = many_points.predict if return_std else many_points.predict_mean
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), one_blas_thread():
             size = SOLVED_CHUNK if isinstance(self._method, OnGrid | ByRows) and return_std else CHUNK
             parts = [self._chunk(ask, x, start, size) for start in range(0, len(x), size)]
         found = jax.tree.map(lambda *each: np.concatenate(each)[: len(x)], *parts)

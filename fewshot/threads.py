@@ -1,15 +1,30 @@
-"""XLA's threads on a processor of few cores: enough of them, so that no program waits for ever.
+"""Threads on a processor: enough of XLA's, and one of the linear algebra library that XLA calls.
 
-A batch of factorisations (Cholesky, triangular solves, eigenvalues) that runs on one of XLA's threads hands parts to
-the others and waits: where as many batches run at once as there are threads, all wait for ever. With jaxlib 0.10.2 on
-two cores three independent batches do so within a minute (tests/test_processor.py). One core has no such parts, and
-four have threads enough. XLA makes its threads before its first computation, so the package asks for them when it is
-imported.
+1. A batch of factorisations (Cholesky, triangular solves, eigenvalues) that runs on one of XLA's threads hands parts to
+   the others and waits: where as many batches run at once as there are threads, all wait for ever. With jaxlib 0.10.2
+   on two cores three independent batches do so within a minute (tests/test_processor.py). One core has no such parts,
+   and four have threads enough. XLA makes its threads before its first computation, so the package asks for them when
+   it is imported.
+2. Each of these factorisations is SciPy's, which spreads even small ones over all cores by threads that wait busily for
+   one another. With one thread estimators fit up to three times as fast on two cores with nothing else to do, and up to
+   ten beside two busy programs (docs/performance.md). Others in this process may want theirs, so it is one while an
+   estimator computes; the command line, whose process is its own, sets it for good.
 """
 
+import importlib.util
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _THREADS, _ENOUGH = "PJRT_NPROC", 4
+_LIMITED = threading.Lock()  # held by the Python thread that has limited the others' linear algebra
 
 
 def enough_threads() -> bool:
@@ -19,3 +34,33 @@ def enough_threads() -> bool:
         return False
     os.environ[_THREADS] = str(_ENOUGH)
     return True
+
+
+@cache
+def blas() -> "ThreadpoolController | None":
+    """What sets the threads of the libraries for linear algebra; None where threadpoolctl is not installed."""
+    import scipy.linalg.lapack  # noqa: F401 - it loads the library that XLA calls
+
+    if importlib.util.find_spec("threadpoolctl") is None:
+        return None
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Linear algebra of this process has one thread meanwhile, unless the user has set their number.
+
+    What is computed in it must have ended before it is left. Where several Python threads are in it, the first of them
+    decides how long: a second one would give back what it found, one thread, after the first has given back them all.
+    """
+    libraries = None if BLAS_THREADS in os.environ else blas()
+    if libraries is None or not _LIMITED.acquire(blocking=False):
+        yield
+        return
+    try:
+        with libraries.limit(limits=1):
+            yield
+    finally:
+        _LIMITED.release()

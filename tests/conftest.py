@@ -19,6 +19,9 @@ WITHOUT_SLOW = ("not slow and not long", "not slow", "long and not slow")  # cho
 # Most programs of the default tests run once: unoptimised, XLA compiles them in a fifth of the time.
 QUICKLY_COMPILED = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
 
+# Before SciPy is loaded: threads of the processes that share the tests would wait for one another (fewshot/threads.py).
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # What is traced and what is imported lives on: looking at all of it every 700 objects takes 7% of the tests' time.
 gc.set_threshold(50_000)
 

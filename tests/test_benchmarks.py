@@ -19,6 +19,7 @@ SCRIPTS = {
     "class_probabilities.py": ["--classes", "3", "--queries", "4", "--repeats", "1"],
     "few_point_intervals.py": ["--data", "gp", "--points", "4", "--tasks", "2"],
     "many_labels.py": ["--labels", "60", "--inducing", "40"],
+    "blas_threads.py": ["--repeats", "1", "--cases", "regressor, 30 rows", "--beside", "1"],
     "slices.py": ["--repeats", "1", "--temperatures", "1", "--slices", "1", "--sweeps", "8"],
 }
 

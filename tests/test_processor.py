@@ -4,15 +4,29 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 
+import jax
+import numpy as np
 import pytest
 from conftest import REPOSITORY
+from flax import nnx
 
-from fewshot import threads
+from fewshot import FewShotClassifier, FewShotRegressor, GaussianProcess, SparseRegressor, conditioning, threads
+from fewshot.inference import INFERENCE
+from fewshot.learners.base import apply
+from fewshot.models import Softmax
+from fewshot.models.backbones import Identity
+from fewshot.models.deep_kernel import DeepKernel
+from fewshot.models.kernels import RBF
+from fewshot.threads import BLAS_THREADS, blas, one_blas_thread
 
 CODE = """
-import ctypes, json, resource
+import json, resource
+import scipy.linalg.lapack  # as JAX does: its threads are there before anybody asks for one
 from fewshot.runners.cli import processor
+from fewshot.threads import blas
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -20,23 +34,15 @@ def faults():
         b"x" * 40_000_000
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-def threads():
-    counts = []
-    for path in processor._loaded("openblas"):
-        library = ctypes.CDLL(path)
-        names = ("scipy_openblas_get_num_threads", "scipy_openblas_get_num_threads64_", "openblas_get_num_threads")
-        counts += [getattr(library, name)() for name in names if hasattr(library, name)]
-    return counts
-
 before = faults()
 tuned = processor.tune()
 b"x" * 40_000_000
-print(json.dumps([tuned, before, faults(), threads()]))
+print(json.dumps([tuned, before, faults(), [library.num_threads for library in blas().lib_controllers]]))
 """
 
 
 def outcome(**environment):
-    """What tune says it did, page faults before and after it, and the threads of every OpenBLAS."""
+    """What tune says it did, page faults before and after it, and the threads of every library for linear algebra."""
     kept = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
     command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, cwd=REPOSITORY, env=kept | environment, capture_output=True, text=True, check=True)
@@ -66,6 +72,111 @@ def test_few_cores_have_more_of_the_threads_that_wait_for_one_another(cores, wan
     assert threads.enough_threads() is (wanted is not None) and os.environ.get("PJRT_NPROC") == wanted
     monkeypatch.setenv("PJRT_NPROC", "2")
     assert threads.enough_threads() is False and os.environ["PJRT_NPROC"] == "2"
+
+
+def blas_threads():
+    return max(library.num_threads for library in blas().lib_controllers)
+
+
+@pytest.fixture
+def two_threads(monkeypatch):
+    """As for users who set nothing, on a machine with cores enough."""
+    monkeypatch.delenv(BLAS_THREADS, raising=False)
+    if not blas().lib_controllers:
+        pytest.skip("needs a library for linear algebra that can use threads, as SciPy brings it")
+    with blas().limit(limits=2):
+        assert blas_threads() == 2
+        yield
+
+
+SEEN = []
+
+
+def classifier(kernel, draws):
+    network = DeepKernel(Identity((1, 1, 2)), kernel, rngs=nnx.Rngs(0), classes=2)
+    return FewShotClassifier(GaussianProcess(network, Softmax(), INFERENCE["cvi"]), draws=draws)
+
+
+class Recording(RBF):
+    """Notes, whenever it is computed, how many threads linear algebra has."""
+
+    def profile(self, squares):
+        jax.debug.callback(lambda: SEEN.append(blas_threads()))
+        return super().profile(squares)
+
+
+@pytest.mark.parametrize(
+    "make, questions",
+    [
+        (lambda: classifier(Recording(), draws=256), ("predict_proba", "unknown_p_value")),
+        (lambda: FewShotRegressor(kernel=Recording()), ("predict",)),
+        (lambda: FewShotRegressor(kernel=Recording(), average=False), ("predict",)),
+        (lambda: SparseRegressor(kernel=Recording(), steps=2), ("predict",)),
+    ],
+    ids=["classifier", "average", "largest evidence", "sparse"],
+)
+def test_an_estimator_computes_on_one_thread_and_gives_the_others_back(make, questions, two_threads):
+    x = np.random.default_rng(0).normal(size=(8, 2))
+    estimator = make()
+    SEEN.clear()
+    estimator.fit(x, np.arange(8) % 2)
+    jax.effects_barrier()
+    assert set(SEEN) == {1} and blas_threads() == 2
+    for question in questions:
+        SEEN.clear()
+        getattr(estimator, question)(x)
+        jax.effects_barrier()
+        assert set(SEEN) == {1} and blas_threads() == 2, question
+
+
+@pytest.mark.long
+def test_what_a_classifier_computes_has_ended_when_the_threads_come_back(monkeypatch):
+    """JAX returns before a program has ended, unless that has callbacks as above."""
+    given, ended = [], []
+
+    def noting(*arguments):
+        given.append(apply(*arguments))
+        return given[-1]
+
+    @contextmanager
+    def one_thread():
+        yield
+        ended.append(all(leaf.is_ready() for leaf in jax.tree.leaves(given)))
+
+    monkeypatch.setattr(conditioning, "apply", noting)
+    monkeypatch.setattr(conditioning, "one_blas_thread", one_thread)
+    x = np.random.default_rng(0).normal(size=(8, 2))
+    classifier(RBF(), draws=2**13).fit(x, np.arange(8) % 2).predict_proba(x)
+    assert len(given) == 3 and ended == [True, True, True]
+
+
+def test_threads_come_back_whatever_the_order_in_which_python_threads_leave(two_threads):
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with one_blas_thread():
+            entered.set()
+            leave.wait(20)
+
+    with one_blas_thread():
+        with one_blas_thread():
+            pass
+        assert blas_threads() == 1
+        beside = threading.Thread(target=other)
+        beside.start()
+        assert entered.wait(20) and blas_threads() == 1
+    leave.set()
+    beside.join()
+    assert blas_threads() == 2
+    with one_blas_thread():
+        assert blas_threads() == 1
+
+
+def test_the_number_that_a_user_has_set_stays(two_threads, monkeypatch):
+    monkeypatch.setenv(BLAS_THREADS, "2")
+    with one_blas_thread():
+        assert blas_threads() == 2
+    assert blas_threads() == 2
 
 
 INDEPENDENT = """

@@ -2,19 +2,18 @@
 
 1. Memory that was freed is kept. A training step allocates tens of megabytes at once; by default the C library returns
    them to the system after every step and is given pages of zeros for the next one, which takes a quarter of the step.
-2. The linear algebra library that XLA calls for small factorisations works on one thread. XLA itself spreads a batch
-   over the cores; a second layer of threads waits busily for work that is done before they wake.
+2. The linear algebra library that XLA calls for small factorisations works on one thread (`fewshot/threads.py`).
 """
 
 import ctypes
 import os
 import sys
-from pathlib import Path
+
+from fewshot.threads import BLAS_THREADS, blas
 
 # Of <malloc.h>: how much free memory is kept at the top, how many blocks are mapped on their own, and the arenas.
 _TRIM_THRESHOLD, _MAPPED_BLOCKS, _ARENAS = -1, -4, -8
 _KEPT = 2**31 - 1
-_THREADS = "openblas_set_num_threads"
 
 
 def tune() -> dict[str, bool]:
@@ -35,26 +34,12 @@ def _keep_memory() -> bool:
 
 
 def _one_thread() -> bool:
-    """OpenBLAS as SciPy brings it, unless OPENBLAS_NUM_THREADS is set."""
-    if "OPENBLAS_NUM_THREADS" in os.environ:
+    """Of every such library, unless OPENBLAS_NUM_THREADS is set."""
+    if BLAS_THREADS in os.environ:
         return False
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # for processes that this one starts
-    import scipy.linalg.lapack  # noqa: F401 - it loads the library that XLA calls
-
-    found = False
-    for path in _loaded("openblas"):
-        library = ctypes.CDLL(path)
-        for name in (f"scipy_{_THREADS}", f"scipy_{_THREADS}64_", _THREADS):
-            if hasattr(library, name):
-                getattr(library, name)(1)
-                found = True
-    return found
-
-
-def _loaded(part: str) -> set[str]:
-    """Paths of the shared libraries of this process whose names hold `part`; none where the system does not tell."""
-    maps = Path("/proc/self/maps")
-    if not maps.exists():
-        return set()
-    paths = {line.split(maxsplit=5)[-1].strip() for line in maps.read_text().splitlines() if "/" in line}
-    return {path for path in paths if part in Path(path).name}
+    os.environ[BLAS_THREADS] = "1"  # for processes that this one starts
+    libraries = blas()
+    if libraries is None or not libraries.lib_controllers:
+        return False
+    libraries.limit(limits=1)
+    return True
