@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-_THREADS, _ENOUGH = "PJRT_NPROC", 4
+_XLA_THREADS, _ENOUGH = "PJRT_NPROC", 4
 _LIMITED = threading.Lock()  # held by the Python thread that has limited the others' linear algebra
 
 
 def enough_threads() -> bool:
     """Four threads where there are two or three cores and the user has not set their number; whether that was done."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not 1 < cores < _ENOUGH or _THREADS in os.environ or "NPROC" in os.environ:
+    if not 1 < cores < _ENOUGH or _XLA_THREADS in os.environ or "NPROC" in os.environ:
         return False
-    os.environ[_THREADS] = str(_ENOUGH)
+    os.environ[_XLA_THREADS] = str(_ENOUGH)
     return True
 
 
