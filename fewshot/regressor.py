@@ -225,6 +225,7 @@ def _conditioned(fitted: Fitted) -> tuple[PyTree, Code]:
             key, _ = jax.random.split(key_of(fitted.seed))
             x, y = in_precision(data.x, "X"), in_precision(data.y, "y")
             state, code = apply(_conditioned_on, fitted.chosen, (), key, x, y, data.present)
+            jax.block_until_ready(state)
     if code == Code.NON_FINITE:
         raise InferenceFailedError("the posterior is not finite; remove extreme values, or raise noise")
     return state, Code(int(code))

@@ -50,13 +50,14 @@ def blas() -> "ThreadpoolController | None":
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Linear algebra of this process has one thread meanwhile, unless the user has set their number.
+    """Linear algebra of this process has one thread meanwhile, unless OPENBLAS_NUM_THREADS is set.
 
     What is computed in it must have ended before it is left. Where several Python threads are in it, the first of them
-    decides how long: a second one would give back what it found, one thread, after the first has given back them all.
+    decides how long: a second one would give back what it found, one thread, after the first has given them all back.
     """
     libraries = None if BLAS_THREADS in os.environ else blas()
-    if libraries is None or not _LIMITED.acquire(blocking=False):
+    spread = libraries is not None and any(library.num_threads > 1 for library in libraries.lib_controllers)
+    if libraries is None or not spread or not _LIMITED.acquire(blocking=False):
         yield
         return
     try:

@@ -2,7 +2,8 @@
 
 1. Memory that was freed is kept. A training step allocates tens of megabytes at once; by default the C library returns
    them to the system after every step and is given pages of zeros for the next one, which takes a quarter of the step.
-2. The linear algebra library that XLA calls for small factorisations works on one thread (`fewshot/threads.py`).
+2. The linear algebra library that XLA calls for small factorisations works on one thread, where threadpoolctl is
+   installed (`fewshot/threads.py`).
 """
 
 import ctypes
