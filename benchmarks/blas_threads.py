@@ -1,6 +1,9 @@
 """What one thread of linear algebra is worth to the estimators, in turns with as many as there are cores.
 
-    python benchmarks/blas_threads.py [--beside 1] [--repeats 3] [--out FILE.md]
+    python benchmarks/blas_threads.py [--beside 1] [--repeats 3] [--cases NAME ...] [--out FILE.md]
+
+Both numbers are set as a user would, so that estimators leave them alone (`fewshot/threads.py`). `exact` learns for
+three steps, from at most 2,000 rows, and is conditioned on all.
 
 Classes lie around random centres in 32 dimensions with noise of the same size; labels of regression are a noisy sine of
 the first of five inputs. `--beside` so many other processes compute meanwhile. Times are medians of wall time after a
@@ -15,13 +18,14 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fewshot import FewShotClassifier, FewShotRegressor, SparseRegressor
 from fewshot.evaluation.text import format_markdown
-from fewshot.threads import BLAS_THREADS, blas
+from fewshot.threads import BLAS_THREADS, blas, cores
 
 QUERIES, WIDTH = 100, 32
 SPIN = "while True: pass"
@@ -45,6 +49,7 @@ def rows(number: int) -> Rows:
     return x, np.sin(x[:, 0]) + 0.1 * random.normal(size=number), new
 
 
+exact = partial(SparseRegressor, method="exact", steps=3)
 CASES: dict[str, tuple[Callable[[], Estimator], Rows]] = {
     "classifier, 5-way 1-shot": (FewShotClassifier, classes(5, 1)),
     "classifier, 5-way 5-shot": (FewShotClassifier, classes(5, 5)),
@@ -53,6 +58,10 @@ CASES: dict[str, tuple[Callable[[], Estimator], Rows]] = {
     "regressor, 30 rows": (FewShotRegressor, rows(30)),
     "regressor, 200 rows": (FewShotRegressor, rows(200)),
     "sparse regressor, 1,000 rows": (SparseRegressor, rows(1_000)),
+    "exact, 500 rows": (exact, rows(500)),
+    "exact, 1,000 rows": (exact, rows(1_000)),
+    "exact, 2,000 rows": (exact, rows(2_000)),
+    "exact, 4,000 rows": (exact, rows(4_000)),
 }
 
 
@@ -64,7 +73,6 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES), metavar="NAME")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args(given)
-    os.environ.pop(BLAS_THREADS, None)
     with busy(arguments.beside):
         found = [row(name, *CASES[name], arguments.repeats) for name in arguments.cases]
     times = ["one thread, s", "all, s", "all / one"]
@@ -81,9 +89,9 @@ def row(name: str, make: Callable[[], Estimator], data: Rows, repeats: int) -> l
     timed(estimator, data)
     one, every = [], []
     for _ in range(repeats):
-        with all_threads():
-            every.append(timed(estimator, data))
-        one.append(timed(estimator, data))
+        for number, found in ((cores(), every), (1, one)):
+            with threads(number):
+                found.append(timed(estimator, data))
     cells = [name]
     for few, many in zip(zip(*one, strict=True), zip(*every, strict=True), strict=True):
         quick, slow = statistics.median(few), statistics.median(many)
@@ -103,15 +111,11 @@ def timed(estimator: Estimator, data: Rows) -> tuple[float, float]:
 
 
 @contextmanager
-def all_threads():
-    """As where a user has asked for as many threads as there are cores, which is what linear algebra begins with."""
-    number = os.cpu_count() or 1
+def threads(number: int):
+    """As where a user has asked for so many; linear algebra begins with one for each core."""
     os.environ[BLAS_THREADS] = str(number)
-    try:
-        with blas().limit(limits=number):
-            yield
-    finally:
-        del os.environ[BLAS_THREADS]
+    with blas().limit(limits=number):
+        yield
 
 
 @contextmanager

@@ -158,7 +158,7 @@ class FittedTask:
         own = _padded_task(self.learner, self.inputs, self.y, self.classes)
         key, real = jax.random.fold_in(self.key, UNKNOWN), np.asarray(own.mask.points)
         without = _without(self.learner, self.inputs, self.y, self.groups, self.classes)
-        with one_blas_thread():
+        with one_blas_thread(len(self.y)):
             known = left_out_scores(key, self.learner, own.inputs, own.y, real, without)
         return None if known is None else p_values(self.unknown(new), known)
 
@@ -184,7 +184,7 @@ class FittedTask:
         """What a question says of each chunk of new inputs, the last one filled up, and of what is the same for all."""
         key = jax.random.fold_in(self.key, number)
         size = len(new) if self.learner.traits.transductive else CHUNK
-        with one_blas_thread():
+        with one_blas_thread(len(self.y)):
             parts = [
                 apply(question, self.learner, static, key, self.state, padded(new[start : start + size], size), *more)
                 for start in range(0, len(new), size)
@@ -223,7 +223,7 @@ def fit_task(
         own = _padded_task(learner, inputs, y, classes)
         without, known = _without(learner, inputs, y, groups, classes), tuple(temperature)
         mask = mask._replace(points=own.mask.points)
-        with one_blas_thread():
+        with one_blas_thread(len(y)):
             temperatures = apply(_own_temperature, learner, (ways,), key, own.inputs, own.y, mask, without, known)
             jax.block_until_ready(temperatures)
     return FittedTask(learner, key, inputs, y, groups, classes, examples, temperatures, state, code)
@@ -312,7 +312,7 @@ def _conditioned(
     examples: float,
 ) -> tuple[PyTree, Code]:
     ways, means, labels, mask = _shown(learner, inputs, y, groups, classes)
-    with one_blas_thread():
+    with one_blas_thread(len(y)):
         state, code = apply(_fitted, learner, (ways,), key, means, labels, mask._replace(examples=examples))
         jax.block_until_ready(state)
     if code == Code.NON_FINITE:

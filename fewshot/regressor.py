@@ -98,7 +98,7 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         Raises ValueError, in one line, for what is no table of numbers or no labels of it, for numbers that are too
         large, and for a parameter that makes no sense; InferenceFailedError where the posterior is not finite.
         """
-        with unchanged_by_failure(self), one_blas_thread():
+        with unchanged_by_failure(self):
             x, labels = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
             labels = np.asarray(column_or_1d(labels), np.float64)
             seed = seed_of(self.random_state)
@@ -123,7 +123,7 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         fitted = self._fitted
         whole = isinstance(fitted.chosen, Learner) and fitted.chosen.traits.transductive
         size = len(x) if whole else CHUNK
-        with fitted.precision, one_blas_thread():
+        with fitted.precision, one_blas_thread(len(fitted.labelled.y)):
             parts = [self._chunk(x[start : start + size], size) for start in range(0, len(x), size)]
             mean, deviation = (np.concatenate(each)[: len(x)].astype(np.float64) for each in zip(*parts, strict=True))
         mean, deviation = fitted.scaling.centre + fitted.scaling.unit * mean, fitted.scaling.unit * deviation
@@ -184,7 +184,7 @@ class FewShotRegressor(RegressorMixin, BaseEstimator):
         if noise is not None and noise < LEAST_NOISE:
             raise ValueError(f"expected at least {LEAST_NOISE:g} of the variance of y as noise, got {noise:.1e} of it")
         data = _labelled(x, (labels - scaling.centre) / scaling.unit, bucket(len(labels), 1)[0])
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), one_blas_thread(len(labels)):
             try:
                 if len(labels) <= MOST_AVERAGED if average is None else average:
                     found = few_points.averaged(kernel, data, noise, seed)
@@ -216,7 +216,7 @@ def _labelled(x: Float[np.ndarray, "N D"], y: Float[np.ndarray, " N"], size: int
 def _conditioned(fitted: Fitted) -> tuple[PyTree, Code]:
     """The posterior. Raises InferenceFailedError where it is not finite."""
     data = fitted.labelled
-    with fitted.precision, one_blas_thread():
+    with fitted.precision, one_blas_thread(len(data.y)):
         if isinstance(fitted.chosen, Process):
             state = fitted.chosen.condition(data)
             finite = all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(state))

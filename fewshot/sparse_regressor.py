@@ -103,14 +103,15 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         Raises ValueError, in one line, for what is no table of numbers or no targets of it, for numbers that are too
         large, and for parameters that make no sense; InferenceFailedError where the posterior is not finite.
         """
-        with unchanged_by_failure(self), one_blas_thread():
+        with unchanged_by_failure(self):
             x, targets = validate_data(self, X, y, y_numeric=True, dtype=np.float64)
             targets = np.asarray(column_or_1d(targets), np.float64)
             seed = seed_of(self.random_state)
             method, steps = self._chosen(len(x), x.shape[1], seed)
             self._inputs, self._target = Scaling.of(x, "X"), Scaling.of(targets, "y")
             scaled = (x - self._inputs.centre) / self._inputs.unit, (targets - self._target.centre) / self._target.unit
-            with jax.enable_x64(True):
+            self._largest = len(x) if METHODS[self.method].staged else self.inducing
+            with jax.enable_x64(True), one_blas_thread(self._largest):
                 self._method, self._fitted, bound = self._learned(method, steps, *scaled, seed)
             if not np.isfinite(bound):
                 raise InferenceFailedError("the posterior is not finite; remove extreme values, or lower rate")
@@ -127,7 +128,7 @@ class SparseRegressor(RegressorMixin, BaseEstimator):
         if isinstance(self._method, OnGrid):
             self._method.check_inside(self._fitted[1], x)
         ask = many_points.predict if return_std else many_points.predict_mean
-        with jax.enable_x64(True), one_blas_thread():
+        with jax.enable_x64(True), one_blas_thread(self._largest):
             size = SOLVED_CHUNK if isinstance(self._method, OnGrid | ByRows) and return_std else CHUNK
             parts = [self._chunk(ask, x, start, size) for start in range(0, len(x), size)]
         found = jax.tree.map(lambda *each: np.concatenate(each)[: len(x)], *parts)

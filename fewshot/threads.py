@@ -7,8 +7,9 @@
    it is imported.
 2. Each of these factorisations is SciPy's, which spreads even small ones over all cores by threads that wait busily for
    one another. With one thread estimators fit up to three times as fast on two cores with nothing else to do, and up to
-   ten beside two busy programs (docs/performance.md). Others in this process may want theirs, so it is one while an
-   estimator computes; the command line, whose process is its own, sets it for good.
+   ten beside two busy programs; matrices of thousands of rows want them all (docs/performance.md). Others in this
+   process may want theirs, so it is one while an estimator computes with small matrices; the command line, whose
+   process is its own, sets it for good.
 """
 
 import importlib.util
@@ -23,14 +24,19 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+MANY_ROWS = 1_000  # of a matrix whose factorisation is worth more than one thread
 _XLA_THREADS, _ENOUGH = "PJRT_NPROC", 4
 _LIMITED = threading.Lock()  # held by the Python thread that has limited the others' linear algebra
 
 
+def cores() -> int:
+    """How many of them this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def enough_threads() -> bool:
     """Four threads where there are two or three cores and the user has not set their number; whether that was done."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not 1 < cores < _ENOUGH or _XLA_THREADS in os.environ or "NPROC" in os.environ:
+    if not 1 < cores() < _ENOUGH or _XLA_THREADS in os.environ or "NPROC" in os.environ:
         return False
     os.environ[_XLA_THREADS] = str(_ENOUGH)
     return True
@@ -49,15 +55,15 @@ def blas() -> "ThreadpoolController | None":
 
 
 @contextmanager
-def one_blas_thread() -> Iterator[None]:
+def one_blas_thread(rows: int) -> Iterator[None]:
     """Linear algebra of this process has one thread meanwhile, unless OPENBLAS_NUM_THREADS is set.
 
-    What is computed in it must have ended before it is left. Where several Python threads are in it, the first of them
-    decides how long: a second one would give back what it found, one thread, after the first has given them all back.
+    rows: of the largest matrix that is factorised; from MANY_ROWS on nothing is changed. What is computed in it must
+    have ended before it is left. Where others have limited the threads already, as another Python thread in here, these
+    decide for how long: else the one thread that was found would be given back after they have given back all.
     """
-    libraries = None if BLAS_THREADS in os.environ else blas()
-    spread = libraries is not None and any(library.num_threads > 1 for library in libraries.lib_controllers)
-    if libraries is None or not spread or not _LIMITED.acquire(blocking=False):
+    libraries = None if BLAS_THREADS in os.environ or rows >= MANY_ROWS else blas()
+    if libraries is None or not _several(libraries) or not _LIMITED.acquire(blocking=False):
         yield
         return
     try:
@@ -65,3 +71,7 @@ def one_blas_thread() -> Iterator[None]:
             yield
     finally:
         _LIMITED.release()
+
+
+def _several(libraries: "ThreadpoolController") -> bool:
+    return any(library.num_threads > 1 for library in libraries.lib_controllers)

@@ -5,15 +5,25 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import jax
 import numpy as np
 import pytest
 from conftest import REPOSITORY
 from flax import nnx
+from test_real_labels import gaussian_process
 
-from fewshot import FewShotClassifier, FewShotRegressor, GaussianProcess, SparseRegressor, conditioning, threads
+from fewshot import (
+    FewShotClassifier,
+    FewShotRegressor,
+    GaussianProcess,
+    SparseRegressor,
+    conditioning,
+    regressor,
+    sparse_regressor,
+    threads,
+)
 from fewshot.inference import INFERENCE
 from fewshot.learners.base import apply
 from fewshot.models import Softmax
@@ -74,8 +84,18 @@ def test_few_cores_have_more_of_the_threads_that_wait_for_one_another(cores, wan
     assert threads.enough_threads() is False and os.environ["PJRT_NPROC"] == "2"
 
 
+FEW = 8  # rows of a matrix
+
+
 def blas_threads():
     return max(library.num_threads for library in blas().lib_controllers)
+
+
+def set_threads(number):
+    """By a thread that ends, for threadpoolctl heeds no other while the one that set a number lives."""
+    setting = threading.Thread(target=blas().limit, kwargs={"limits": number})
+    setting.start()
+    setting.join()
 
 
 @pytest.fixture
@@ -84,9 +104,11 @@ def two_threads(monkeypatch):
     monkeypatch.delenv(BLAS_THREADS, raising=False)
     if not blas().lib_controllers:
         pytest.skip("needs a library for linear algebra that can use threads, as SciPy brings it")
-    with blas().limit(limits=2):
-        assert blas_threads() == 2
-        yield
+    before = blas_threads()
+    set_threads(2)
+    assert blas_threads() == 2
+    yield
+    set_threads(before)
 
 
 SEEN = []
@@ -129,37 +151,72 @@ def test_an_estimator_computes_on_one_thread_and_gives_the_others_back(make, que
         assert set(SEEN) == {1} and blas_threads() == 2, question
 
 
+@pytest.fixture
+def noted(monkeypatch):
+    """A function of a module: for each of its contexts, whether all that was applied until its end had ended."""
+
+    def of(module):
+        given, ended = [], []
+
+        def noting(*arguments):
+            given.append(apply(*arguments))
+            return given[-1]
+
+        @contextmanager
+        def one_thread(rows):
+            yield
+            ended.append(all(leaf.is_ready() for leaf in jax.tree.leaves(given)))
+
+        monkeypatch.setattr(module, "apply", noting)
+        monkeypatch.setattr(module, "one_blas_thread", one_thread)
+        return ended
+
+    return of
+
+
 @pytest.mark.long
-def test_what_a_classifier_computes_has_ended_when_the_threads_come_back(monkeypatch):
+def test_what_a_classifier_computes_has_ended_when_the_threads_come_back(noted):
     """JAX returns before a program has ended, unless that has callbacks as above."""
-    given, ended = [], []
-
-    def noting(*arguments):
-        given.append(apply(*arguments))
-        return given[-1]
-
-    @contextmanager
-    def one_thread():
-        yield
-        ended.append(all(leaf.is_ready() for leaf in jax.tree.leaves(given)))
-
-    monkeypatch.setattr(conditioning, "apply", noting)
-    monkeypatch.setattr(conditioning, "one_blas_thread", one_thread)
+    ended = noted(conditioning)
     x = np.random.default_rng(0).normal(size=(8, 2))
     classifier(RBF(), draws=2**13).fit(x, np.arange(8) % 2).predict_proba(x)
-    assert len(given) == 3 and ended == [True, True, True]
+    assert ended == [True, True, True]
 
 
-def test_threads_come_back_whatever_the_order_in_which_python_threads_leave(two_threads):
+def test_what_a_regressor_computes_has_ended_when_the_threads_come_back(noted):
+    ended = noted(regressor)
+    x = np.random.default_rng(0).normal(size=(900, 2))
+    FewShotRegressor(gaussian_process()).fit(x, x[:, 0]).predict(x[:8])
+    assert ended == [True, True]
+
+
+def test_matrices_of_many_rows_keep_their_threads(two_threads):
+    for rows in (threads.MANY_ROWS - 1, threads.MANY_ROWS):
+        with one_blas_thread(rows):
+            assert blas_threads() == 1 + (rows == threads.MANY_ROWS)
+
+
+@pytest.mark.parametrize("method, rows", [("exact", [20, 20]), ("titsias", [3, 3])])
+def test_a_sparse_regressor_tells_its_largest_matrix(method, rows, monkeypatch):
+    told = []
+    monkeypatch.setattr(sparse_regressor, "one_blas_thread", lambda rows: nullcontext(told.append(rows)))
+    x = np.random.default_rng(0).normal(size=(20, 1))
+    SparseRegressor(method=method, inducing=3, steps=1).fit(x, x[:, 0]).predict(x)
+    assert told == rows
+
+
+def test_threads_come_back_whatever_the_order_in_which_python_threads_leave(two_threads, monkeypatch):
+    """Where each looked before another had limited them."""
+    monkeypatch.setattr(threads, "_several", lambda libraries: True)
     entered, leave = threading.Event(), threading.Event()
 
     def other():
-        with one_blas_thread():
+        with one_blas_thread(FEW):
             entered.set()
             leave.wait(20)
 
-    with one_blas_thread():
-        with one_blas_thread():
+    with one_blas_thread(FEW):
+        with one_blas_thread(FEW):
             pass
         assert blas_threads() == 1
         beside = threading.Thread(target=other)
@@ -168,13 +225,39 @@ def test_threads_come_back_whatever_the_order_in_which_python_threads_leave(two_
     leave.set()
     beside.join()
     assert blas_threads() == 2
-    with one_blas_thread():
+    with one_blas_thread(FEW):
         assert blas_threads() == 1
+
+
+def test_the_limit_of_somebody_else_is_not_given_back_later(two_threads):
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with blas().limit(limits=1):
+            entered.set()
+            leave.wait(20)
+
+    beside = threading.Thread(target=other)
+    beside.start()
+    assert entered.wait(20)
+    with one_blas_thread(FEW):
+        leave.set()
+        beside.join()
+    assert blas_threads() == 2
+
+
+def test_without_threadpoolctl_threads_stay_as_they_are(monkeypatch):
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    monkeypatch.delenv(BLAS_THREADS, raising=False)
+    monkeypatch.setattr(threads, "blas", blas.__wrapped__)
+    assert threads.blas() is None
+    with one_blas_thread(FEW):
+        pass
 
 
 def test_the_number_that_a_user_has_set_stays(two_threads, monkeypatch):
     monkeypatch.setenv(BLAS_THREADS, "2")
-    with one_blas_thread():
+    with one_blas_thread(FEW):
         assert blas_threads() == 2
     assert blas_threads() == 2
 
