@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import scipy  # not its parts, which are loaded at their first use: programs start sooner
 from jaxtyping import Float
-from scipy.optimize import minimize_scalar
 
 from fewshot.evaluation.calibration_error import ece
 from fewshot.evaluation.predictions import Labels, Probabilities
@@ -49,7 +49,7 @@ def fit_temperature(probabilities: Probabilities, labels: Labels, bounds: tuple[
         return float((np.log(np.exp(inverse * logits).sum(axis=-1)) - inverse * own).mean())
 
     low, high = map(math.log, bounds)
-    found = minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-5})
+    found = scipy.optimize.minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-5})
     return math.exp(found.x)
 
 

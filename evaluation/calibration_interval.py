@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # not its parts, which are loaded at their first use: programs start sooner
 from jaxtyping import Float
-from scipy.optimize import brentq
 
 from fewshot.evaluation.calibration_error import BINS, equal_mass
 from fewshot.evaluation.predictions import Labels, Probabilities, checked
@@ -101,7 +101,7 @@ def _limits(seen: Seen, noise: Float[np.ndarray, "M B"]) -> tuple[float, float]:
 
 def _crossing(function: Callable[[float], float], least: float, most: float) -> float:
     """Where it turns positive; `least` if it is so there."""
-    return float(least if function(least) >= 0 else brentq(function, least, most, xtol=1e-7))
+    return float(least if function(least) >= 0 else scipy.optimize.brentq(function, least, most, xtol=1e-7))
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:

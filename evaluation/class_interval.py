@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from fewshot.evaluation import metrics
 from fewshot.evaluation.predictions import Labels, Probabilities
@@ -54,7 +54,7 @@ def interval_over_classes(
     episodes = len(np.asarray(values))
     of_squares = found.by_classes**2 / (found.classes - 1) + found.by_episodes**2 / (episodes - 1)
     freedom = variance**2 / of_squares if of_squares > 0 else np.inf
-    return _around(found.mean, float(student.ppf(1 - TAIL, freedom) * np.sqrt(variance)), within)
+    return _around(found.mean, float(stdtrit(freedom, 1 - TAIL) * np.sqrt(variance)), within)
 
 
 def _around(mean: float, half: float, within: tuple[float, float]) -> Interval:

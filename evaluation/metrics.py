@@ -6,9 +6,9 @@ Predictions are probabilities [E, Q, C] and labels [E, Q], as evaluation.predict
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import scipy  # not its parts, which are loaded at their first use: programs start sooner
 from jax import Array
 from jaxtyping import Bool, Float
-from scipy.stats import rankdata
 
 from fewshot.evaluation.calibration_error import BINS, ERRORS, brier_decomposition
 from fewshot.evaluation.calibration_error import ece as ece
@@ -100,7 +100,7 @@ def auroc(
     The Mann-Whitney statistic: the sum of the ranks of the positives, less its least value, over their pairs. Along
     the last axis; nan where one of the two kinds is missing.
     """
-    rank = rankdata(np.asarray(scores), axis=-1)
+    rank = scipy.stats.rankdata(np.asarray(scores), axis=-1)
     chosen = np.asarray(positive)
     count = chosen.sum(-1)
     pairs = count * (chosen.shape[-1] - count)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Int
-from scipy.stats import t as student
+from scipy.special import stdtrit
 
 from fewshot.evaluation import metrics
 from fewshot.evaluation.class_interval import TAIL, interval_over_classes
@@ -92,5 +92,5 @@ def _over_seeds(one: Float[np.ndarray, " S"], other: Float[np.ndarray, " R"]) ->
     mean, variance = float(one.mean() - other.mean()), float(parts.sum())
     of_squares = float((parts**2 / [len(one) - 1, len(other) - 1]).sum())
     freedom = variance**2 / of_squares if of_squares > 0 else np.inf
-    half = float(student.ppf(1 - TAIL, freedom)) * np.sqrt(variance)
+    half = float(stdtrit(freedom, 1 - TAIL)) * np.sqrt(variance)
     return Interval(mean - half, mean + half)

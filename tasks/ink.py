@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import scipy  # not its parts, which are loaded at their first use: programs start sooner
 from jaxtyping import Bool, Float, Shaped, UInt8
-from scipy import ndimage
 
 from fewshot.tasks.images import Shape, whole
 
@@ -99,7 +99,7 @@ def character(picture: "Image", shape: Shape, style: Style) -> UInt8[np.ndarray,
 def ink_of(grey: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"] | None:
     """m [H, W], 0 for paper; None where nothing differs from it by more than the noise."""
     light, noise = paper(grey)
-    difference = ndimage.gaussian_filter(light - grey, 0.7)  # positive where darker than the paper
+    difference = scipy.ndimage.gaussian_filter(light - grey, 0.7)  # positive where darker than the paper
     lower, upper = np.quantile(difference, [0.005, 0.995])
     difference = difference if upper >= -lower else -difference
     threshold = otsu(np.maximum(difference, 0))
@@ -107,7 +107,7 @@ def ink_of(grey: Float[np.ndarray, "H W"]) -> Float[np.ndarray, "H W"] | None:
     if not mask.any() or np.median(difference[mask]) < FAINT * noise:
         return None
     level = np.median(difference[mask])
-    near = ndimage.binary_dilation(mask, iterations=2)
+    near = scipy.ndimage.binary_dilation(mask, iterations=2)
     return np.where(near, np.clip((difference - threshold / 2) / (level - threshold / 2), 0, 1), 0)
 
 
@@ -144,10 +144,10 @@ def otsu(values: Float[np.ndarray, "*shape"]) -> float:
 
 def without_specks(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
     """The strokes: parts that are large, and that do not touch the border unless the largest one does."""
-    parts, count = ndimage.label(mask, np.ones((3, 3)))
+    parts, count = scipy.ndimage.label(mask, np.ones((3, 3)))
     if count == 0:
         return mask
-    sizes = ndimage.sum_labels(mask, parts, np.arange(1, count + 1))
+    sizes = scipy.ndimage.sum_labels(mask, parts, np.arange(1, count + 1))
     outside = np.union1d(np.union1d(parts[0], parts[-1]), np.union1d(parts[:, 0], parts[:, -1]))
     inside = np.setdiff1d(np.arange(1, count + 1), outside)
     candidates = inside if len(inside) and sizes[inside - 1].max() > SPECK * sizes.max() else np.arange(1, count + 1)
@@ -157,7 +157,7 @@ def without_specks(mask: Bool[np.ndarray, "H W"]) -> Bool[np.ndarray, "H W"]:
 
 def stroke_width(mask: Bool[np.ndarray, "H W"]) -> float:
     """4 times the mean distance to the ground, less 2: of a bar, in which distances are 1, 2, ..., w / 2, ..., 2, 1."""
-    return 4 * float(ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1][mask].mean()) - 2
+    return 4 * float(scipy.ndimage.distance_transform_edt(np.pad(mask, 1))[1:-1, 1:-1][mask].mean()) - 2
 
 
 def wanted_width(length: float, width: float, side: float, stroke: float) -> float:
@@ -175,7 +175,7 @@ def thickened(ink: Float[np.ndarray, "H W"], wanted: float) -> Float[np.ndarray,
     if radius < 1:
         return ink
     y, x = np.ogrid[-radius : radius + 1, -radius : radius + 1]
-    return ndimage.grey_dilation(np.pad(ink, radius), footprint=x * x + y * y <= radius * radius + 0.5)
+    return scipy.ndimage.grey_dilation(np.pad(ink, radius), footprint=x * x + y * y <= radius * radius + 0.5)
 
 
 def centred(ink: Float[np.ndarray, "h w"], scale: float, shape: Shape) -> UInt8[np.ndarray, "H W Ch"]:

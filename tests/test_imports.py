@@ -154,6 +154,14 @@ def test_training_imports_neither_arviz_nor_orbax_nor_matplotlib():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["meta_train", "evaluate"])  # predict needs scikit-learn
+def test_programs_start_without_the_parts_of_scipy_that_load_slowly(program):
+    code = f"import sys, fewshot.runners.{program}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert not {"scipy.ndimage", "scipy.optimize", "scipy.stats"} & set(done.stdout.split())
+
+
 def test_nothing_imports_a_folder_of_the_checkout_by_its_own_name():
     """`models.kernels` beside `fewshot.models.kernels` would be a second module with other classes."""
     folders = ALLOWED.keys() - {"fewshot"}
