@@ -75,20 +75,28 @@ pairs = {
     "one-vs-each, gibbs": (OneVsEach(), gibbs(OneVsEach())),
     "label regression": (LabelRegression(), exact(LabelRegression())),
 }
+
+
+def probabilities(name, process, likelihood, inference, steps=40):
+    @jax.jit  # as one program: without it every operation of a fit is compiled apart
+    def computed(features, new):
+        prior, query = process.prior(features, WAY), process.query(features, new, WAY)
+        state, info = fit(k1, inference, prior, task.y_support, steps=steps)
+        posterior = inference.posterior(state, prior)
+        bound = inference.elbo(state, posterior, task.y_support, None)
+        return bound, info.residual[-1], predict(k2, likelihood, posterior, query)
+
+    bound, residual, p = computed(features, new)
+    accuracy = jnp.mean(jnp.argmax(p, axis=1) == task.y_query)
+    print(f"{name:24} bound {bound:8.3f}   residual {residual:.0e}   accuracy {accuracy:.0%}")
+    return p
+
+
 learned = learner.deep_kernel.process()
-
-
-def probabilities(name, likelihood, kernel):
+predictions = {}
+for name, (likelihood, inference) in pairs.items():
     process = LatentProcess(learned.kernel, {**learned.hyper, "mean": likelihood.prior_mean or 0.0})
-    prior, query = process.prior(features, WAY), process.query(features, new, WAY)
-    state, info = jax.jit(lambda: fit(k1, kernel, prior, task.y_support, steps=40))()
-    posterior = kernel.posterior(state, prior)
-    bound = kernel.elbo(state, posterior, task.y_support, None)
-    print(f"{name:24} bound {bound:8.3f}   residual {info.residual[-1]:.0e}")
-    return predict(k2, likelihood, posterior, query)
-
-
-predictions = {name: probabilities(name, *pair) for name, pair in pairs.items()}
+    predictions[name] = probabilities(name, process, likelihood, inference)
 
 # %%
 figure, axes = plt.subplots(len(pairs), 1, figsize=(8, 1.1 * len(pairs)), sharex=True)
@@ -107,12 +115,6 @@ plt.show()
 # The network is fixed; the kernel is a function of its features and of a few unconstrained numbers.
 
 # %%
-inference = cvi(Softmax())
 for kernel in (RBF(), Matern52(), Cosine()):
     process = LatentProcess(kernel, kernel.initial())
-    prior = process.prior(features, WAY)
-    state, info = fit(k1, inference, prior, task.y_support, steps=20)
-    posterior = inference.posterior(state, prior)
-    p = predict(k2, Softmax(), posterior, process.query(features, new, WAY))
-    accuracy = jnp.mean(jnp.argmax(p, axis=1) == task.y_query)
-    print(f"{type(kernel).__name__:10} bound {info.elbo[-1]:7.2f}   accuracy {accuracy:.0%}")
+    probabilities(type(kernel).__name__, process, Softmax(), cvi(Softmax()), steps=20)

@@ -1,5 +1,7 @@
 """MAML: its gradient by finite differences and through plain layers, its inner steps, and what it refuses."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -216,8 +218,9 @@ def test_labelled_images_as_queries_have_the_answers_of_maml():
     found = []
     for cls in (MAML, InductiveMAML):
         learner = started(cls(Conv4((16, 16, 1), rngs=nnx.Rngs(0), width=3), way=WAY, inner_steps=2, inner_rate=0.1))
-        state, _ = learner.fit(KEY, support, task.y_support, WAY)
-        found += [learner.predict(KEY, state, query).probabilities for query in (support, support / 255, task.x_query)]
+        state, _ = jax.jit(partial(learner.fit, classes=WAY))(KEY, support, task.y_support)
+        predict = jax.jit(learner.predict)
+        found += [predict(KEY, state, query).probabilities for query in (support, support / 255, task.x_query)]
     for same in (found[1], found[3], found[4]):
         np.testing.assert_allclose(same, found[0], rtol=1e-6)
     assert np.abs(found[5] - found[2]).max() > 1e-3

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -46,10 +47,23 @@ def tiny(monkeypatch):
     monkeypatch.setitem(COMPARISONS, "tiny", TINY)
 
 
+@pytest.fixture(scope="module")
+def by_two_commands(tiny_data, tmp_path_factory):
+    """A folder of both methods, the last first, and the rows of each command."""
+    out = tmp_path_factory.mktemp("compared")
+    config = ReproductionConfig("tiny", quick=True, out=str(out), data_root=tiny_data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(COMPARISONS, "tiny", TINY)
+        rows = [reproduction.main(replace(config, methods=(name,))) for name in ("gaussian-exact", "softmax-cvi")]
+    return out, rows
+
+
 @pytest.mark.long
 def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(
-    tiny, tiny_data, tmp_path, monkeypatch, capsys
+    tiny, by_two_commands, tiny_data, tmp_path, monkeypatch, capsys
 ):
+    shutil.copytree(by_two_commands[0], tmp_path / "out")
+    monkeypatch.setattr(reproduction.meta_train, "main", None)  # nothing is trained or tested twice
     config = ReproductionConfig("tiny", quick=True, out=str(tmp_path / "out"), data_root=tiny_data)
     rows = reproduction.main(config)
     assert [row["method"] for row in rows] == ["softmax-cvi", "gaussian-exact"]
@@ -80,7 +94,6 @@ def test_a_comparison_ends_with_its_table_and_is_the_same_when_run_again(
     assert (cells[2]["accuracy"], cells[2]["ECE"]) == ("71.90%", "0.071")
     for name in ("comparison", "tradeoff", "reliability"):
         assert (tmp_path / "out" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr(reproduction.meta_train, "main", None)  # nothing is trained or tested twice
     (tmp_path / "out" / "table.md").unlink()
     assert reproduction.main(config) == rows and (tmp_path / "out" / "table.md").read_text() == table
 
@@ -369,14 +382,11 @@ def test_rows_that_a_comparison_lacks_are_refused(tiny, flags, message, capsys):
 
 
 @pytest.mark.long
-def test_rows_of_earlier_commands_stay_where_they_are_comparable(tiny, tiny_data, tmp_path, capsys):
+def test_rows_of_earlier_commands_stay_where_they_are_comparable(tiny, by_two_commands, tiny_data, tmp_path):
     out = tmp_path / "out"
-    one, other = (
-        ReproductionConfig("tiny", quick=True, methods=(name,), out=str(out), data_root=tiny_data)
-        for name in ("gaussian-exact", "softmax-cvi")
-    )
-    first = reproduction.main(one)
-    both = reproduction.main(other)
+    folder, (first, both) = by_two_commands
+    shutil.copytree(folder, out)
+    one = ReproductionConfig("tiny", quick=True, methods=("gaussian-exact",), out=str(out), data_root=tiny_data)
     assert [row["method"] for row in both] == ["softmax-cvi", "gaussian-exact"] and both[1] == first[0]
     assert json.loads((out / "results.json").read_text())["rows"] == both
     assert all(f"| {row['method']} |" in (out / "table.md").read_text() for row in both)

@@ -41,6 +41,7 @@ def error(name, function, mean, deviation, reference, double):
     dtype = jnp.float64 if double else jnp.float32
     with jax.enable_x64(double):
         given = jnp.asarray(mean, dtype)[:, None], jnp.asarray(np.square(deviation), dtype)[:, None]
+        function = jax.jit(function)
         found = function(*given) if name == "log-sigmoid" else function(Marginals(*given))
         return np.max(np.abs(np.ravel(found) - reference)) / max(1.0, np.abs(mean).max(), np.max(deviation))
 
@@ -61,6 +62,11 @@ def test_two_classes_of_which_one_may_be_narrow(deviation, double):
                 assert found < TOLERANCE[name][not double], (name, mean, other)
 
 
+@jax.jit
+def slope_of_log_sigmoid(mean, variance):
+    return jax.grad(lambda mean: expected_log_sigmoid(mean, variance).sum())(mean)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("double", [True, False])
 def test_one_class_beside_a_certain_one_and_its_slope(double):
@@ -76,8 +82,9 @@ def test_one_class_beside_a_certain_one_and_its_slope(double):
         with jax.enable_x64(double):
             two = Marginals(*(jnp.asarray([values, 0 * values], dtype) for values in (-means, deviations**2)))
             size = max(50.0, deviation)
-            assert np.abs(expected_log_sum_exp(two) + reference).max() / size < TOLERANCE["log-sum-exp"][not double]
+            found = jax.jit(expected_log_sum_exp)(two)
+            assert np.abs(found + reference).max() / size < TOLERANCE["log-sum-exp"][not double]
             variance = jnp.asarray(deviations**2, dtype)[:, None]
-            slope = jax.grad(lambda m, v=variance: expected_log_sigmoid(m, v).sum())(jnp.asarray(means, dtype)[:, None])
+            slope = slope_of_log_sigmoid(jnp.asarray(means, dtype)[:, None], variance)
         wanted = [weights @ expit(-f) for f, weights in rules]
         np.testing.assert_allclose(slope[:, 0], wanted, atol=1e-10 if double else 2e-6)
