@@ -41,7 +41,7 @@ def marginals(seed=0):
 def test_counts_beyond_float32_end_as_a_failure(logit):
     """Where every logit is that low the rate is some e^-logit: the draw ends, and its sites say that it failed."""
     likelihood, y, f = LogisticSoftmax(), jnp.asarray(Y), jnp.full((CLASSES, POINTS), logit, jnp.float32)
-    sites = likelihood.sites(y, likelihood.aux_conditional(KEY, y, f))
+    sites = jax.jit(lambda: likelihood.sites(y, likelihood.aux_conditional(KEY, y, f)))()
     assert not np.isfinite(sites.precision).any()
 
 
@@ -179,10 +179,11 @@ def test_the_optimal_latents_make_the_bound_stationary(likelihood):
 @each_likelihood
 def test_local_sites_have_the_slope_of_the_log_likelihood(likelihood):
     y, f = jnp.asarray(Y), latents(5)
-    sites = likelihood.local_sites(y, f)
-    slope = jax.grad(lambda value: jnp.sum(likelihood.log_prob(y, value)))(f)
+    sites = jax.jit(likelihood.local_sites)(y, f)
+    slope = jax.jit(jax.grad(lambda value: jnp.sum(likelihood.log_prob(y, value))))(f)
     np.testing.assert_allclose(sites.shift - sites.times(f), slope, atol=1e-12)
 
+    @jax.jit
     def fisher(point):  # expected Hessian over y, which for one-vs-each does not depend on the draw but on y itself
         hessian = jax.hessian(lambda value, label: likelihood.log_prob(label[None], value[:, None])[0])
         if isinstance(likelihood, OneVsEach):
@@ -242,7 +243,7 @@ def test_expectations_of_one_class_are_one_dimensional_integrals():
         return normal(a) * quad(integrand, -9, 9, epsabs=1e-11)[0]
 
     expected = quad(inner, -9, 9, epsabs=1e-10)[0]
-    value = LogisticSoftmax().expected_log_prob(jnp.asarray([0]), q)
+    value = jax.jit(LogisticSoftmax().expected_log_prob)(jnp.asarray([0]), q)
     np.testing.assert_allclose(value, [expected], atol=1e-8)
 
 

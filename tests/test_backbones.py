@@ -420,8 +420,8 @@ def test_conv4_with_larger_maps_and_its_gradient_equal_plain_layers(train):
             return jnp.sum(weights * plain_maps(weights_of, x[0], train))
 
         values = nnx.to_pure_dict(state)
-        found, of_found = jax.value_and_grad(mine, argnums=1)(values, x)
-        usual, of_usual = jax.value_and_grad(plain, argnums=1)(values, x)
+        found, of_found = jax.jit(jax.value_and_grad(mine, argnums=1))(values, x)
+        usual, of_usual = jax.jit(jax.value_and_grad(plain, argnums=1))(values, x)
         np.testing.assert_allclose(found, usual, rtol=1e-10)
         np.testing.assert_allclose(of_found, of_usual, rtol=1e-9, atol=1e-12)
 
