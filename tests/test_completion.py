@@ -32,10 +32,14 @@ def pictures(*shape):
     return jnp.asarray(np.stack([rng.permutation(250)[:size] for _ in range(shape[0])]).reshape(shape), jnp.uint8)
 
 
+def sampled(curves, support, query, seed=0):
+    return jax.jit(lambda key: curves.sample(key, support, query))(jax.random.key(seed))
+
+
 @pytest.mark.long
 def test_a_task_is_some_pixels_of_one_image_at_their_places():
     curves = Pixels(pictures(3, 4, 5), noise=0.0)
-    first, again, other = (curves.sample(jax.random.key(seed), 6, 14) for seed in (0, 0, 1))
+    first, again, other = (sampled(curves, 6, 14, seed) for seed in (0, 0, 1))
     assert [leaf.shape for leaf in first] == [(6, 1, 1, 2), (6,), (14, 1, 1, 2), (14,)]
     for left, right, changed in zip(first, again, other, strict=True):
         assert (left == right).all() and (left != changed).any()
@@ -50,7 +54,7 @@ def test_a_task_is_some_pixels_of_one_image_at_their_places():
 @pytest.mark.long
 def test_brightness_has_noise_of_the_stated_deviation_and_every_image_its_turn():
     curves = Pixels(jnp.asarray([np.full((10, 10), 51 * level) for level in range(4)], jnp.uint8), noise=0.05)
-    tasks = jax.vmap(lambda key: curves.sample(key, 50, 50))(jax.random.split(KEY, 200))
+    tasks = jax.jit(jax.vmap(lambda key: curves.sample(key, 50, 50)))(jax.random.split(KEY, 200))
     y = np.concatenate([tasks.y_support, tasks.y_query], axis=1)
     levels = np.rint(y.mean(axis=1) / 0.2)
     assert np.bincount(levels.astype(int), minlength=4).min() > 25
@@ -73,7 +77,7 @@ def test_images_of_training_and_test_are_those_of_different_classes():
 @double
 @pytest.mark.parametrize("number", range(3))
 def test_the_order_of_pixels_changes_nothing_and_their_places_do(number):
-    learner, task = examples()[number], Pixels(pictures(2, 6, 6)).sample(KEY, 12, 8)
+    learner, task = examples()[number], sampled(Pixels(pictures(2, 6, 6)), 12, 8)
     x, y, query = (np.asarray(part, float) for part in (task.x_support[:, 0, 0], task.y_support, task.x_query[:, 0, 0]))
     order = np.random.default_rng(1).permutation(12)
     whole = answered(learner, x, y, query)
@@ -88,10 +92,10 @@ def test_a_training_task_shows_some_of_its_points(proposal):
     """The loss is that of the task without the points that are not shown; from the fewest to all, alike often."""
     _, latent, _ = examples()
     latent.proposal, latent.fewest, latent.draws = proposal, 2, 3
-    task = jax.tree.map(lambda leaf: leaf.astype(float), Pixels(pictures(2, 6, 6)).sample(KEY, 5, 4))
+    task = jax.tree.map(lambda leaf: leaf.astype(float), sampled(Pixels(pictures(2, 6, 6)), 5, 4))
     features = jnp.concatenate([task.x_support, task.x_query])[:, 0, 0]
     keys = jax.random.split(KEY, 400)
-    shown = jax.vmap(lambda key: latent.shown(key, 5).sum())(keys)
+    shown = jax.jit(jax.vmap(lambda key: latent.shown(key, 5).sum()))(keys)
     assert np.bincount(shown).tolist()[:2] == [0, 0] and np.bincount(shown)[2:].min() > 70
     key, count = keys[np.argmax(shown == 3)], 3
     found = jax.jit(latent.objective)(key, features, task)
