@@ -36,7 +36,7 @@ from fewshot.evaluation.scoring import EmbeddedEpisode, failures, in_blocks
 from fewshot.evaluation.text import Json
 from fewshot.inference.inner.base import Code
 from fewshot.inference.predictive import draws_of_each, predict_marginals
-from fewshot.learners.base import LatentLearner, Learner
+from fewshot.learners.base import LatentLearner, Learner, Prediction
 from fewshot.models.expectations import MonteCarlo, expect
 from fewshot.models.gaussian import AnyMarginals, Query
 from fewshot.models.likelihoods.base import Likelihood, log_densities
@@ -143,7 +143,13 @@ def strangeness(
     (U2), or the entropy of a learner without latents. Probabilities are untempered, and of the task's real classes. NaN
     where a prediction fails.
     """
-    found = learner.predict(key, state, query)
+    return strangeness_of(learner, learner.predict(key, state, query), labelled, classes, query)
+
+
+def strangeness_of(
+    learner: Learner, found: Prediction, labelled: Labelled, classes: int, query: Array
+) -> Float[Array, " Q"]:
+    """`strangeness` of queries that the learner has predicted."""
     score = entropy(found.probabilities)
     if isinstance(learner, LatentLearner):
         score = score + class_distance(learner, labelled, classes, query)

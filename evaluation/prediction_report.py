@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SHOWN = 20  # rows of the table; --csv has them all
 SIDE, QUALITY = 160, 80  # of thumbnails
-STRANGE = 0.9  # the share from which on a picture is marked; with 9 labelled pictures it can be reached
+STRANGE = 0.9  # how unknown a picture looks that is marked; with 9 labelled pictures it can be reached
 PAGE_STYLE = """
 .cards { display: flex; flex-wrap: wrap; gap: 1rem; }
 .card { width: 11rem; border: 1px solid #ddd; border-radius: 6px; padding: .5rem; font-size: .85rem; }
@@ -34,7 +34,8 @@ class Predicted(NamedTuple):
     """Of every query its name, probabilities [Q, C], whether its answer is kept [Q], and how unknown it looks [Q].
 
     unknown: the share of the task's own labelled pictures, each left out, that look less unknown than the query; None
-    where no class has two. counts: labelled images of each class. before: the temperature that was expected before
+    where no class has two. left_out: how many of these were answered right, and how many there are. counts: labelled
+    images of each class. before: the temperature that was expected before
     these were looked at, None where it was not learned from them. means: so many of each class were shown to what
     answers, None where each image was. to_label: which queries to label next, the first one first.
     """
@@ -50,11 +51,17 @@ class Predicted(NamedTuple):
     read_as: str
     means: int | None = None
     to_label: Sequence[int] = ()
+    left_out: tuple[int, int] | None = None
 
     @property
     def shown(self) -> str:
         """How the labelled images were shown, "" where each was by itself."""
-        return "" if self.means is None else f", shown as {self.means} mean{'s' if self.means > 1 else ''} of each"
+        return "" if self.means is None else f", averaged to {self.means} a class"
+
+    @property
+    def strange(self) -> np.ndarray:
+        """Which queries look stranger than nearly all labelled pictures [Q]."""
+        return np.zeros(len(self.names), bool) if self.unknown is None else self.unknown >= STRANGE
 
     @property
     def predictions(self) -> list[str]:
@@ -91,8 +98,8 @@ def table(found: Predicted, csv_file: str | None = None) -> str:
     lines.append(summary(found))
     if found.to_label:
         lines.append(f"label next: {asked_for(found)}")
-    if found.unknown is not None:
-        lines.append("unknown: share of the labelled pictures, each left out, that look less strange than this one")
+    if found.left_out is not None:
+        lines += [trial(found), f"unknown: share of these that look less strange than the query ({_bounds(found)})"]
     return "\n".join(lines)
 
 
@@ -102,7 +109,31 @@ def summary(found: Predicted) -> str:
     if not found.kept.any():
         return f"no answer is certain enough to be kept of {len(found.names)}"
     expected = format_percent(float(confidence[found.kept].mean()))
-    return f"{int(found.kept.sum())} of {len(found.names)} answers kept, of which {expected} are expected to be right"
+    kept, strange = int(found.kept.sum()), int((found.kept & found.strange).sum())
+    text = f"{kept} of {len(found.names)} answers kept, of which {expected} are expected to be right"
+    if not strange:
+        return text
+    look = f"{strange} of them {'looks' if strange == 1 else 'look'}"
+    return f"{text} if all show your classes; {look} strange (unknown {STRANGE} or more)"
+
+
+def trial(found: Predicted) -> str:
+    """How the labelled pictures were answered by each other, "" where that cannot be said."""
+    if found.left_out is None:
+        return ""
+    right, number = found.left_out
+    return f"{right} of {number} labelled pictures answered right by the others (left out, one of each class at a time)"
+
+
+def ceiling(number: int) -> float:
+    """The largest `unknown` that there is with so many labelled pictures that were left out."""
+    return number / (number + 1)
+
+
+def _bounds(found: Predicted) -> str:
+    """From where on a query is strange, and where few labelled pictures were left out that none can be."""
+    most = ceiling(0 if found.left_out is None else found.left_out[1])
+    return f"{STRANGE} is strange" if most >= STRANGE else f"at most {most:.2f}; {STRANGE} is strange"
 
 
 def asked_for(found: Predicted) -> str:
@@ -137,8 +168,9 @@ def json_text(found: Predicted) -> str:
         for q, (name, prediction) in enumerate(zip(found.names, found.predictions, strict=True))
     ]
     about = {"classes": found.classes, "labelled": found.counts, "temperature": found.temperature}
+    left_out = None if found.left_out is None else dict(zip(("right", "of"), found.left_out, strict=True))
     asked = {"label_next": [found.names[q] for q in found.to_label]} if found.to_label else {}
-    return json.dumps({**about, **asked, "queries": queries}, indent=2) + "\n"
+    return json.dumps({**about, "left_out": left_out, **asked, "queries": queries}, indent=2) + "\n"
 
 
 def html_page(found: Predicted, query: Images) -> str:
@@ -149,7 +181,9 @@ def html_page(found: Predicted, query: Images) -> str:
     head = f"<h1>{len(found.names)} pictures, the least certain first</h1>"
     notes = [
         f"Classes and their labelled pictures: {classes}{found.shown}.",
-        f"{summary(found)}. Orange: left open. Red: looks stranger than {STRANGE:.0%} of the labelled pictures.",
+        f"{summary(found)}. Orange: left open. Red: looks stranger than {STRANGE:.0%} of the labelled pictures "
+        f"(unknown {_bounds(found)}).",
+        *([f"{trial(found)}."] if found.left_out else []),
         *([f"Label next: {asked_for(found)}."] if found.to_label else []),
     ]
     text = "".join(f"<p>{html.escape(note)}</p>" for note in notes)
@@ -164,8 +198,7 @@ def html_page(found: Predicted, query: Images) -> str:
 def _card(found: Predicted, query: Images, q: int) -> str:
     best = np.argsort(-found.probabilities[q])[:2]
     first, *then = (f"{found.classes[k]} {format_percent(float(found.probabilities[q, k]))}" for k in best)
-    strange = found.unknown is not None and found.unknown[q] >= STRANGE
-    kind = "card strange" if strange else "card" if found.kept[q] else "card left"
+    kind = "card strange" if found.strange[q] else "card" if found.kept[q] else "card left"
     unknown = f"unknown {found.unknown_cell(q, 2)}" if found.unknown is not None else ""
     lines = [
         f"<b>{_text(first)}</b>",

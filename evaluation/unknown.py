@@ -10,15 +10,24 @@ has: their distances allow for that, their entropies are larger. On photographs 
 queries have a p of .1 or less (docs/results/heads/scores.md, unknown.md).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, Shaped
 
-from fewshot.evaluation.out_of_episode import Labelled, strangeness
+from fewshot.evaluation.out_of_episode import Labelled, strangeness_of
 from fewshot.inference.inner.base import Mask
 from fewshot.learners.base import Learner, apply
 from fewshot.learners.task_temperature import FOLDS, Without, for_each_fold, left_out, rest_of
+
+
+class LeftOut(NamedTuple):
+    """Of labelled inputs, each without itself: the score, and whether its own class is the most probable one."""
+
+    scores: Float[np.ndarray, " K"]
+    right: Bool[np.ndarray, " K"]
 
 
 def p_values(scores: Float[np.ndarray, " Q"], known: Float[np.ndarray, " K"]) -> Float[np.ndarray, " Q"]:
@@ -27,29 +36,30 @@ def p_values(scores: Float[np.ndarray, " Q"], known: Float[np.ndarray, " K"]) ->
     return (1 + larger) / (1 + len(known))
 
 
-def left_out_scores(
+def each_left_out(
     key: Key[Array, ""],
     learner: Learner,
     support: Shaped[np.ndarray, "N ..."],
     y: Int[np.ndarray, " N"],
     real: Bool[np.ndarray, " N"] | None = None,
     without: Without | None = None,
-) -> Float[np.ndarray, " K"] | None:
-    """Scores [K] of a task's labelled inputs, each without itself; None where no class has two of them.
+) -> LeftOut | None:
+    """What is found of a task's labelled inputs, each without itself; None where no class has two of them.
 
-    y are the labels [N], 0..C-1, of the labelled inputs [N, ...], of which those that are not real are padding.
-    `without`: the tasks that are left without each fold, None for the others of these inputs.
+    At most FOLDS of each class are left out, one at a time. y are the labels [N], 0..C-1, of the labelled inputs
+    [N, ...], of which those that are not real are padding. `without`: the tasks that are left without each fold, None
+    for the others of these inputs.
     """
     real = np.ones(len(y), bool) if real is None else real
     counts = np.bincount(y[real])
     if counts.max() < 2:
         return None
     folds = int(min(FOLDS, counts.max()))
-    scores, held = apply(_scores, learner, (len(counts), folds), key, support, y, real, without)
-    return np.asarray(scores)[np.asarray(held)]
+    found, held = apply(_found, learner, (len(counts), folds), key, support, y, real, without)
+    return LeftOut(*(np.asarray(part)[np.asarray(held)] for part in found))
 
 
-def _scores(
+def _found(
     learner: Learner,
     classes: int,
     folds: int,
@@ -58,15 +68,17 @@ def _scores(
     y: Array,
     real: Array,
     without: Without | None,
-) -> tuple[Float[Array, "F N"], Bool[Array, "F N"]]:
-    """Scores of all labelled inputs without each fold, and which of them the fold leaves out."""
+) -> tuple[tuple[Float[Array, "F N"], Bool[Array, "F N"]], Bool[Array, "F N"]]:
+    """The columns of `LeftOut` of all labelled inputs without each fold, and which of them the fold leaves out."""
     held = jnp.asarray(left_out(y, real, folds) if without is None else without.held)
     fit_key, score_key = jax.random.split(key)
 
-    def scored(fold: Array | Without) -> Array:
+    def asked(fold: Array | Without) -> tuple[Array, Array]:
         inputs, labels, shown = rest_of(support, y, real, fold)
         state, _ = learner.fit(fit_key, inputs, labels, classes, Mask(shown, jnp.ones(classes, bool)))
         others = real & ~(fold.held if isinstance(fold, Without) else fold)
-        return strangeness(score_key, learner, state, Labelled(support, y, others), classes, support)
+        found = learner.predict(score_key, state, support)
+        scores = strangeness_of(learner, found, Labelled(support, y, others), classes, support)
+        return scores, jnp.argmax(found.probabilities, axis=1) == y
 
-    return for_each_fold(learner, scored, held if without is None else without), held
+    return for_each_fold(learner, asked, held if without is None else without), held

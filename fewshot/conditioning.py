@@ -6,6 +6,7 @@ masked, so that ways from 2 to 5 with 1 to 5 shots need three programs to fit an
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import jax
@@ -15,12 +16,12 @@ from jaxtyping import Array, Float, Int, Key, PyTree, Shaped
 
 from fewshot.evaluation.out_of_episode import Labelled, mutual_information, strangeness
 from fewshot.evaluation.scoring import embed_images
-from fewshot.evaluation.unknown import left_out_scores, p_values
+from fewshot.evaluation.unknown import LeftOut, each_left_out, p_values
 from fewshot.groups import number_of, padded, shown, without_each
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners.base import LatentLearner, Learner, Traits, apply
 from fewshot.learners.task_temperature import SPREAD, TemperatureMixture, Without, single, task_temperature
-from fewshot.models.deep_kernel import check_images
+from fewshot.models.deep_kernel import check_images, holds_features
 from fewshot.models.gaussian import AnyMarginals, JointMarginals, Marginals
 from fewshot.threads import one_blas_thread
 
@@ -155,12 +156,16 @@ class FittedTask:
 
     def unknown_p_values(self, new: Shaped[np.ndarray, "Q ..."]) -> Float[np.ndarray, " Q"] | None:
         """(U1) p-values that new inputs show one of the task's classes; None where no class has two labelled inputs."""
+        return None if self.left_out is None else p_values(self.unknown(new), self.left_out.scores)
+
+    @cached_property
+    def left_out(self) -> LeftOut | None:
+        """What is found of the labelled inputs, each without itself; None where no class has two."""
         own = _padded_task(self.learner, self.inputs, self.y, self.classes)
         key, real = jax.random.fold_in(self.key, UNKNOWN), np.asarray(own.mask.points)
         without = _without(self.learner, self.inputs, self.y, self.groups, self.classes)
         with one_blas_thread(len(self.y)):
-            known = left_out_scores(key, self.learner, own.inputs, own.y, real, without)
-        return None if known is None else p_values(self.unknown(new), known)
+            return each_left_out(key, self.learner, own.inputs, own.y, real, without)
 
     def with_labels(
         self,
@@ -244,6 +249,9 @@ def embed(learner: Learner, images: Shaped[np.ndarray, "*N"]) -> Shaped[np.ndarr
     Raises ValueError for images of another shape than the learner's, and for those that `check_images` refuses.
     """
     shape = learner.image_shape
+    if holds_features(shape) and images.ndim == 4 and images.shape[1:3] == (1, 1) and images.shape[3] != shape[2]:
+        got = f"{images.shape[3]} a row"
+        raise ValueError(f"expected features [N, {shape[2]}], got {got}; use the encoder that this was trained on")
     if images.ndim != 4 or images.shape[1:] != shape:
         wanted = ", ".join(str(size) for size in shape)
         raise ValueError(f"expected images [N, {wanted}], got shape {images.shape}; resize them, or add the first axis")

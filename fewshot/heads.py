@@ -24,7 +24,7 @@ from sklearn.base import BaseEstimator
 from fewshot.conditioning import TemperaturePrior
 from fewshot.inference.many_labels import ManyLabels
 from fewshot.learners import GaussianProcess, Learner
-from fewshot.pretrained import Content, Pretrained, content_of, load_pretrained, parsed
+from fewshot.pretrained import PRETRAINED, Content, Pretrained, content_of, load_pretrained, parsed
 from fewshot.training import shape_temperature
 from fewshot.training.configuration import GAUSSIAN_PROCESS, RunConfig, resolve
 from fewshot.training.overrides import ConfigError, Setting
@@ -191,7 +191,8 @@ class TrainedRun(Head):
         for name in ("config.json", "weights.safetensors"):
             path = Path(self.run_dir) / name
             if not path.is_file():
-                raise RunError(f"no run in {self.run_dir}: expected {path}; train one with meta_train.py --run-dir")
+                otherwise = f"train one with meta_train.py --run-dir, or name one of {', '.join(PRETRAINED)}"
+                raise RunError(f"no run in {self.run_dir}: expected {path}; {otherwise}")
             digest.update(path.read_bytes())
         return digest.hexdigest()
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from fewshot.classifier import AUTO, FewShotClassifier
 from fewshot.conditioning import embed
-from fewshot.evaluation.prediction_report import Predicted
+from fewshot.evaluation.prediction_report import STRANGE, Predicted, ceiling
 from fewshot.evaluation.selection import kept_at
 from fewshot.evaluation.text import plain
 from fewshot.groups import number_of
@@ -28,7 +28,7 @@ from fewshot.models.deep_kernel import holds_features
 from fewshot.models.networks import load_encoder
 from fewshot.models.networks.encoders import Encoder
 from fewshot.pretrained import DEFAULT, PRETRAINED
-from fewshot.repetitions import AS_TWO_CLASSES, once
+from fewshot.repetitions import AS_TWO_CLASSES, among, first_of, once
 from fewshot.suggestion import suggested
 from fewshot.tasks import DataError, preparation
 from fewshot.tasks.embeddings import load_features
@@ -96,14 +96,16 @@ def predict_folders(
     find_ink: bool = True,
     suggest: int = 0,
     run: str | None = None,
+    leave_strange: bool = False,
 ) -> Found:
     """Probabilities, answers and scores of every query by the labelled pictures of a folder.
 
     name: a run folder, weights that are shipped, or a file of `FewShotClassifier.save`, which has its labelled pictures
     already: support is None then. add: further labelled pictures. find_ink: photographs of characters on paper are made
     into what the network was trained on. suggest: of how many queries the labels are asked for. run: where the run of a
-    file is, if it has moved. Raises ConfigError, DataError, EncoderError, RunError, SavedError, WeightsError or
-    InferenceFailedError, each with one line.
+    file is, if it has moved. leave_strange: answers of queries that look stranger than STRANGE of the labelled pictures
+    stay open. Raises ConfigError, DataError, EncoderError, RunError, SavedError, WeightsError or InferenceFailedError,
+    each with one line.
     """
     model = load_model(name, encoder, temperature, seed, data_root, find_ink, run)
     if model.is_fitted and support is not None:
@@ -122,7 +124,7 @@ def predict_folders(
             _warn(message)
     if labelled:
         learn(model, joined(labelled), " and ".join(path for path, _ in given))
-    return Found(answered(model, asked, keep_accuracy, suggest), asked, model.classifier)
+    return Found(answered(model, asked, keep_accuracy, suggest, leave_strange), asked, model.classifier)
 
 
 def load_model(
@@ -260,21 +262,39 @@ def _cache() -> FeatureCache:
     return FeatureCache(say=partial(print, file=sys.stderr))
 
 
-def answered(model: Model, query: Images, keep_accuracy: float = KEEP_ACCURACY, suggest: int = 0) -> Predicted:
+def answered(
+    model: Model,
+    query: Images,
+    keep_accuracy: float = KEEP_ACCURACY,
+    suggest: int = 0,
+    leave_strange: bool = False,
+) -> Predicted:
     """What the fitted model says of the queries, how unknown each looks, and which of them to label next.
 
-    Raises InferenceFailedError.
+    Queries that are labelled pictures too are named on the error stream. Raises InferenceFailedError, and ConfigError
+    for leave_strange with too few labelled pictures.
     """
     classifier, task, prior = model.classifier, model.classifier.task_, model.classifier.prior_temperature_
     new = embed(task.learner, query.pixels)
-    probabilities, p_values = task.probabilities(new), task.unknown_p_values(new)
+    if labelled := [name for name, one in zip(query.names, among(new, task.inputs), strict=True) if one]:
+        _warn(f"queries that are labelled pictures too say nothing of new ones: {first_of(labelled)}")
+    probabilities, p_values, left_out = task.probabilities(new), task.unknown_p_values(new), task.left_out
+    unknown = None if p_values is None else 1 - p_values
+    number = 0 if left_out is None else len(left_out.right)
+    if leave_strange and ceiling(number) < STRANGE:
+        wanted = "nine labelled pictures or more in classes of two or more"
+        raise ConfigError(f"expected {wanted} with --leave-strange, got {number}; label more, or leave it out")
+    asked = unknown < STRANGE if leave_strange and unknown is not None else np.ones(len(new), bool)
+    kept = np.zeros(len(new), bool)
+    kept[asked] = kept_at(probabilities[asked], keep_accuracy)
     return Predicted(
         names=query.names,
         classes=[str(one) for one in classifier.classes_],
         counts=classifier.class_count_.tolist(),
         probabilities=probabilities,
-        unknown=None if p_values is None else 1 - p_values,
-        kept=kept_at(probabilities, keep_accuracy),
+        unknown=unknown,
+        left_out=None if left_out is None else (int(left_out.right.sum()), number),
+        kept=kept,
         temperature=classifier.temperature_,
         before=None if prior.fewer is None else prior.own,
         read_as=_read_as(model, query),

@@ -99,6 +99,8 @@ class Pretrained:
 
         Nothing of a special one counts for pictures that are not of its kind.
         """
+        if images.shape[1:] != self.learner.image_shape:
+            return self  # which says what it reads
         features = images.reshape(len(images), -1)
         found = [(one.kind.likeness(features), one) for one in self.special if one.kind is not None]
         likeness, best = max(found, key=itemgetter(0), default=(-math.inf, self))

@@ -23,7 +23,7 @@ def once(
     kept = np.ones(len(labels), bool)
     within, across = [], []
     for number, (row, label) in enumerate(zip(inputs, labels, strict=True)):
-        earlier = first.setdefault(np.ascontiguousarray(row).tobytes(), {})
+        earlier = first.setdefault(_bits(row), {})
         own, kept[number] = names[number], label not in earlier
         if not kept[number]:
             original = names[earlier[label]]
@@ -32,12 +32,23 @@ def once(
         across += [f"{own} ({label}) is {names[one]} ({other})" for other, one in earlier.items()]
         earlier[label] = number
     if within:
-        say(f"labelled pictures that are given again count once: {_first(within)}")
+        say(f"labelled pictures that are given again count once: {first_of(within)}")
     if across:
-        say(f"{AS_TWO_CLASSES}, which makes both unsure: {_first(across)}")
+        say(f"{AS_TWO_CLASSES}, which makes both unsure: {first_of(across)}")
     return kept
 
 
-def _first(pairs: list[str]) -> str:
-    more = f", and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else ""
-    return ", ".join(pairs[:SHOWN]) + more
+def among(inputs: Shaped[np.ndarray, "Q ..."], others: Shaped[np.ndarray, "N ..."]) -> Bool[np.ndarray, " Q"]:
+    """Which inputs [Q, ...] are equal, bit for bit, to one of the others [N, ...]."""
+    known = set(map(_bits, others))
+    return np.array([_bits(row) in known for row in inputs], bool)
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _bits(row: np.ndarray) -> bytes:
+    return np.ascontiguousarray(row).tobytes()

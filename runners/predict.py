@@ -52,6 +52,7 @@ class PredictionConfig:
     suggest: int = 0
     strict: bool = False
     no_ink: bool = False
+    leave_strange: bool = False
     run: str | None = None
 
 
@@ -77,6 +78,7 @@ def main(config: PredictionConfig) -> Predicted:
         find_ink=not config.no_ink,
         suggest=config.suggest,
         run=config.run,
+        leave_strange=config.leave_strange,
     )
     print(table(found, config.csv))
     if config.csv:
@@ -140,6 +142,12 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
         default=KEEP_ACCURACY,
         metavar="A",
         help=f"answer as many queries as this accuracy allows (default {KEEP_ACCURACY})",
+    )
+    parser.add_argument(
+        "--leave-strange",
+        action="store_true",
+        help="leave answers open of queries that look like none of the classes (unknown 0.9 or more); needs nine "
+        "labelled images that can be left out",
     )
     parser.add_argument(
         "--suggest",

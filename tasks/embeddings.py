@@ -7,11 +7,12 @@ they are, or `mlp`.
 """
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fewshot.tasks.arrays import Arrays
+from fewshot.tasks.arrays import Arrays, array_names
 from fewshot.tasks.episodes import Dataset, Splits, make_dataset, make_splits
 from fewshot.tasks.files import DataError
 from fewshot.tasks.images import Images, labels_of, read_arrays
@@ -63,8 +64,23 @@ def load_features(path: str | Path, width: int, labelled: bool) -> Images:
         wanted = f"features [N, {width}]" + (" and labels [N]" if labelled else "")
         raise DataError(f"expected {wanted} in {path}, got {features.shape} and {labels.shape}; use the run's network")
     features = _finite(features, f"features of {path}")
-    entries = [f"{path}:{number}" for number in range(len(features))]
-    return Images(features[:, None, None], entries, labels_of(file, labels))
+    return Images(features[:, None, None], _entries(file, len(features)), labels_of(file, labels))
+
+
+def _entries(file: Path, number: int) -> list[str]:
+    """What the rows of a file are called: its `names` [N], as `encode.py` writes them, else by their places.
+
+    Each begins with the file, so that none is taken for a picture on this machine.
+    """
+    names: Sequence[object] = range(number)
+    if "names" in array_names(file):
+        held = read_arrays(file, ("names",))["names"]
+        if held.shape != (number,) or held.dtype.kind != "U":
+            raise DataError(
+                f"expected as names in {file} a word for each of {number} rows, got {held.dtype} {held.shape}"
+            )
+        names = held.tolist()
+    return [f"{file}:{name}" for name in names]
 
 
 def _finite(features: np.ndarray, what: str) -> np.ndarray:

@@ -603,6 +603,27 @@ def test_labelled_examples_choose_the_head_of_their_kind(two_kinds, tmp_path):
     assert fitted.fit(-along, labels).head_.name == "photographs"
 
 
+def test_features_of_another_width_than_a_shipped_head_reads_are_refused_in_one_line(two_kinds):
+    features, labels = clusters()
+    for name in ("photographs", "photographs-flowers"):
+        with pytest.raises(ValueError, match=r"^expected features \[N, 6\], got 4 a row; use the encoder"):
+            FewShotClassifier.from_pretrained(name).fit(features[:, :4], labels)
+
+
+def test_logarithms_of_probabilities_are_those_of_predict_proba():
+    features, labels = clusters()
+    fitted = FewShotClassifier(REGRESSION).fit(features, labels)
+    np.testing.assert_array_equal(fitted.predict_log_proba(features), np.log(fitted.predict_proba(features)))
+
+
+def test_parameters_of_a_head_that_was_not_given_are_refused_in_one_line():
+    model = FewShotClassifier()
+    with pytest.raises(ValueError, match=r"expected a head before learner__kernel, got None; give learner=Gaussian"):
+        model.set_params(learner__kernel="cosine")
+    assert model.set_params(learner=GaussianProcessHead(), learner__kernel="cosine").learner.kernel == "cosine"
+    assert model.set_params(draws=64) is model and model.draws == 64
+
+
 @pytest.mark.long
 def test_an_encoder_with_a_shipped_head_takes_it():
     features = np.random.default_rng(0).normal(size=(6, 1280))

@@ -29,6 +29,7 @@ from fewshot.models.deep_kernel import DeepKernel
 from fewshot.runners import meta_train, predict
 from fewshot.saving import SavedError
 from fewshot.tasks import DataError, photographs, preparation, sample_task
+from fewshot.tasks.embeddings import load_features
 from fewshot.tasks.images import (
     HEIC_HINT,
     ORIENTATION,
@@ -488,6 +489,19 @@ def test_features_of_ones_own_from_training_to_probabilities(tmp_path, capsys):
     assert "3 classes with 3 labelled images each, 9 queries; read as 5 features\n" in capsys.readouterr().out
     truth = [["oak", "ash", "elm"][label] for label in labels[1::2]]
     assert [found.classes[k] for k in found.probabilities.argmax(1)] == truth
+    assert found.names == [f"{asked[2]}:{number}" for number in range(9)]
+
+
+def test_rows_of_features_have_the_names_that_the_file_gives_them(tmp_path):
+    """With the file before them, so that no picture of this machine is shown for a name in a foreign file."""
+    file, rows = tmp_path / "some.npz", np.eye(3)
+    np.savez(file, features=rows, names=np.array(["a.png", "b/a.png", __file__]), labels=np.arange(3))
+    for labelled in (True, False):
+        assert load_features(file, 3, labelled).names == [f"{file}:{name}" for name in ("a.png", "b/a.png", __file__)]
+    for wrong in (np.array(["a.png"]), np.arange(3), np.array([["a", "b", "c"]])):
+        np.savez(file, features=rows, names=wrong)
+        with pytest.raises(DataError, match=r"expected as names in .* a word for each of 3 rows, got"):
+            load_features(file, 3, False)
 
 
 def test_predictions_draw_by_a_key_that_inference_does_not_use(classifier, task, monkeypatch):

@@ -38,6 +38,7 @@ def found():
         temperature=0.1,
         before=None,
         read_as="features",
+        left_out=(23, 24),
     )
 
 
@@ -58,8 +59,34 @@ def test_the_json_says_the_same(found):
 
 
 def test_the_summary_expects_what_the_probabilities_say(found):
-    assert summary(found) == "2 of 3 answers kept, of which 89.5% are expected to be right"
+    known = found._replace(unknown=None, left_out=None)
+    assert summary(known) == "2 of 3 answers kept, of which 89.5% are expected to be right"
     assert "no answer is certain enough" in summary(found._replace(kept=np.zeros(3, bool)))
+
+
+def test_answers_that_are_kept_of_strange_pictures_are_counted(found):
+    strange = found._replace(kept=np.ones(3, bool), left_out=(9, 10))
+    assert summary(strange) == (
+        "3 of 3 answers kept, of which 79.7% are expected to be right if all show your classes; 1 of them looks "
+        "strange (unknown 0.9 or more)"
+    )
+    assert "2 of them look strange" in summary(strange._replace(unknown=np.array([0.89, 0.9, 1.0])))
+    assert "strange" not in summary(strange._replace(kept=np.array([True, True, False])))
+
+
+def test_it_says_how_labelled_pictures_are_answered_and_that_few_tell_little(found):
+    """9 of 10 look less strange at most: a share of 0.9 needs nine."""
+    images = Images(np.zeros((3, 8, 8, 3), np.uint8), found.names, [""] * 3)
+    few, enough = found._replace(left_out=(5, 8)), found._replace(left_out=(7, 9))
+    line = "5 of 8 labelled pictures answered right by the others (left out, one of each class at a time)"
+    unknown = "unknown: share of these that look less strange than the query"
+    assert table(few).endswith(f"\n{line}\n{unknown} (at most 0.89; 0.9 is strange)")
+    assert table(enough).endswith(f"at a time)\n{unknown} (0.9 is strange)")
+    assert f"<p>{line}.</p>" in html_page(few, images) and "at most 0.89; 0.9" in html_page(few, images)
+    assert "at most" not in html_page(enough, images)
+    assert json.loads(json_text(few))["left_out"] == {"right": 5, "of": 8}
+    single = found._replace(unknown=None, left_out=None)
+    assert json.loads(json_text(single))["left_out"] is None and "left out" not in table(single)
 
 
 def test_what_to_label_next_is_named_where_it_was_asked_for(found):
@@ -140,6 +167,29 @@ def test_pictures_to_answers_without_naming_a_run(shop, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         predict.command_line(arguments(shop, "--strict", "--csv", str(shop / "q.csv")))
     assert not (shop / "q.csv").exists() and "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_queries_that_are_labelled_are_named_and_strange_ones_left_open_where_that_is_asked(shop, capsys):
+    for name, red in {"a": 255, "b": 243, "c": 231}.items():  # five of each class with those that are there
+        for kind, colour in {"red": (red, 3, 0), "green": (0, red, 3)}.items():
+            Image.new("RGB", (9, 9), colour).save(shop / "support" / kind / f"{name}.png")
+    Image.new("RGB", (9, 9), (0, 0, 255)).save(shop / "query" / "blue.png")
+    shutil.copy(shop / "support" / "red" / "0.png", shop / "query" / "known.png")
+    kept = predict.main(predict.parse(arguments(shop, "--keep-accuracy", "0.5")))
+    known = f"queries that are labelled pictures too say nothing of new ones: {shop / 'query' / 'known.png'}"
+    assert f"warning: {known}\n" in capsys.readouterr().err
+    assert kept.left_out == (10, 10) and kept.kept.tolist() == [True, True, True]
+    assert kept.strange.tolist() == [False, True, False]  # of a.png, blue.png and known.png
+    left = predict.main(predict.parse(arguments(shop, "--keep-accuracy", "0.5", "--leave-strange")))
+    assert left.kept.tolist() == [True, False, True] and "strange (unknown" not in capsys.readouterr().out
+    np.testing.assert_array_equal(left.probabilities, kept.probabilities)
+    for name in "abc":
+        (shop / "support" / "red" / f"{name}.png").unlink()
+    (shop / "support" / "red" / "1.png").unlink()
+    few = "expected nine labelled pictures or more in classes of two or more with --leave-strange, got 5; label more"
+    with pytest.raises(ConfigError, match=few):
+        predict.main(predict.parse(arguments(shop, "--leave-strange")))
 
 
 @pytest.mark.long
@@ -317,7 +367,7 @@ def test_a_flag_that_comes_twice_adds_to_what_it_said():
 
 def test_it_says_where_means_are_shown_in_the_place_of_images(found):
     pixels = Images(np.zeros((3, 8, 8, 3), np.uint8), found.names, [""] * 3)
-    for means, said in {1: "shown as 1 mean of each", 2: "shown as 2 means of each"}.items():
+    for means, said in {1: "averaged to 1 a class", 2: "averaged to 2 a class"}.items():
         one = found._replace(means=means)
         assert table(one).startswith(f"2 classes with 2 to 3 labelled images each, {said}, 3 queries; ")
         assert f"ash (2), =elm (3), {said}." in html_page(one, pixels)
@@ -330,4 +380,4 @@ def test_unlike_numbers_of_pictures_are_shown_as_means(shop, capsys):
     assert "2 classes with 2 labelled images each, 1 query" in capsys.readouterr().out
     (shop / "support" / "red" / "1.png").unlink()
     predict.main(predict.parse(arguments(shop)))
-    assert "2 classes with 1 to 2 labelled images each, shown as 1 mean of each, 1 query" in capsys.readouterr().out
+    assert "2 classes with 1 to 2 labelled images each, averaged to 1 a class, 1 query" in capsys.readouterr().out

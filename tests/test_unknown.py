@@ -8,7 +8,7 @@ from flax import nnx
 
 from fewshot.conditioning import TemperaturePrior, fit_task
 from fewshot.evaluation.out_of_episode import Labelled, scores_of
-from fewshot.evaluation.unknown import left_out_scores, p_values
+from fewshot.evaluation.unknown import each_left_out, p_values
 from fewshot.inference.inner import exact, laplace
 from fewshot.learners import GaussianProcess
 from fewshot.models import Identity, LabelRegression, Softmax
@@ -53,12 +53,15 @@ def test_what_lies_far_from_all_classes_is_found_and_left_out_inputs_are_scored_
     labelled = Labelled(jnp.asarray(x[left]), jnp.asarray(y[left]))
     scores = scores_of(score_key, learner, state, labelled, 3, jnp.asarray(x))
     hand = np.asarray(scores.distance + scores.entropy)[~left]
-    known = left_out_scores(key, learner, x, y)
-    assert known is not None and known.shape == (12,)
-    np.testing.assert_allclose(known[:3], hand, rtol=2e-3, atol=1e-5)
+    known = each_left_out(key, learner, x, y)
+    assert known is not None and known.scores.shape == known.right.shape == (12,) and known.right.all()
+    np.testing.assert_allclose(known.scores[:3], hand, rtol=2e-3, atol=1e-5)
     more = np.concatenate([x, x[-1:] + 9]), np.concatenate([y, y[-1:]])
-    padded = left_out_scores(key, learner, *more, np.arange(13) < 12)  # what is not real changes nothing
-    np.testing.assert_allclose(padded, known, rtol=0.1, atol=1e-3)  # but the draws, which go over all inputs
+    padded = each_left_out(key, learner, *more, np.arange(13) < 12)  # what is not real changes nothing
+    assert padded is not None
+    np.testing.assert_allclose(
+        padded.scores, known.scores, rtol=0.1, atol=1e-3
+    )  # but the draws, which go over all inputs
 
 
 @pytest.mark.long
@@ -84,13 +87,24 @@ def test_queries_are_ranked_by_distance_and_entropy_and_no_temperature_touches_i
     p = np.asarray(jax.nn.softmax(tasks[0].latents(query).mean, axis=1))
     for task in tasks:
         np.testing.assert_allclose(task.unknown(query), by_hand(p, x, query), rtol=1e-4, atol=1e-4)
-    found, known = tasks[0].unknown(query), left_out_scores(key, at_mean, x, y)
+    found, known = tasks[0].unknown(query), each_left_out(key, at_mean, x, y)
     assert found[1] > found[0] and known is not None
     state, _ = at_mean.fit(key, jnp.asarray(x[[1, 3]]), jnp.asarray(y[[1, 3]]), 2)
     p = np.asarray(at_mean.predict(key, state, jnp.asarray(x[[0, 2]])).probabilities)
-    np.testing.assert_allclose(known[:2], by_hand(p, x[[1, 3]], x[[0, 2]]), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(known.scores[:2], by_hand(p, x[[1, 3]], x[[0, 2]]), rtol=1e-4, atol=1e-4)
 
 
 def test_single_images_tell_nothing(learner):
     x = np.array([[1.0, 0.0], [0.0, 1.0]], np.float32)
-    assert left_out_scores(jax.random.key(0), learner, x, np.array([0, 1])) is None
+    assert each_left_out(jax.random.key(0), learner, x, np.array([0, 1])) is None
+
+
+@pytest.mark.long
+def test_a_labelled_image_that_lies_among_another_class_is_answered_wrong_by_the_others(learner):
+    """And by a fold that leaves it out alone: in the others it is shown, and would be right."""
+    y = np.array([0, 0, 0, 1, 1, 1], np.int32)
+    x = np.array([[4, 0], [4.1, 0], [-4, 0.1], [-4, 0], [-4.1, 0], [-4, -0.1]], np.float32)
+    found = each_left_out(jax.random.key(0), learner, x, y)
+    assert found is not None and found.right.tolist() == [True, True, True, True, False, True]  # by folds, then classes
+    task = fit_task(learner, jax.random.key(0), x, y, 2, TemperaturePrior(1.0))
+    assert task.left_out is not None and task.left_out.right.sum() == 5 and task.left_out is task.left_out

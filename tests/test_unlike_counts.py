@@ -1,6 +1,7 @@
 """Classes with unlike numbers of labelled examples: as many means of each, and what is left out of them."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from fewshot import conditioning
 from fewshot.classifier import FewShotClassifier
 from fewshot.conditioning import TemperaturePrior, fit_task
 from fewshot.evaluation.out_of_episode import Labelled, strangeness
-from fewshot.evaluation.unknown import left_out_scores
+from fewshot.evaluation.unknown import LeftOut, each_left_out
 from fewshot.groups import groups_of, labels_of, means_of, order_of, shown, without_each
 from fewshot.heads import GaussianProcessHead, PretrainedHead, has_features, untrained
 from fewshot.inference.inner import exact
@@ -139,7 +140,7 @@ def test_scores_of_unknown_classes_compare_with_the_examples_themselves(monkeypa
     state, _ = learner.fit(KEY, *map(jnp.asarray, shown(x, y, groups)), 2)
     expected = strangeness(KEY, learner, state, Labelled(jnp.asarray(x), jnp.asarray(y)), 2, jnp.asarray(query))
     np.testing.assert_allclose(task.unknown(query), expected, rtol=1e-2, atol=1e-2)
-    known = left_out_scores(KEY, learner, x, y, without=without_each(x, y, 4, 6))
+    known = each_left_out(KEY, learner, x, y, without=without_each(x, y, 4, 6)).scores
     assert known.shape == (6,)
     state, _ = learner.fit(KEY, jnp.asarray([x[1:4].mean(0), x[5]]), jnp.arange(2), 2)
     others = Labelled(jnp.asarray(x[[1, 2, 3, 5]]), jnp.asarray(y[[1, 2, 3, 5]]))
@@ -148,8 +149,9 @@ def test_scores_of_unknown_classes_compare_with_the_examples_themselves(monkeypa
     p_values = task.unknown_p_values(query)
     np.testing.assert_allclose(p_values * 7, np.round(p_values * 7), atol=1e-6)
     asked = []
-    monkeypatch.setattr(conditioning, "left_out_scores", lambda *given: asked.append(given) or np.zeros(6))
-    task.unknown_p_values(query)
+    nothing = LeftOut(np.zeros(6), np.ones(6, bool))
+    monkeypatch.setattr(conditioning, "each_left_out", lambda *given: asked.append(given) or nothing)
+    replace(task).unknown_p_values(query)  # a copy, which has not asked yet
     real = np.asarray(asked[0][-1].real)  # of what is left without [0, 4], [1, 5], [2] and [3]
     assert real.sum(1).tolist() == [2, 2, 4, 4]
 

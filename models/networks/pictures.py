@@ -9,7 +9,8 @@ from jaxtyping import Float32, UInt8
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Pictures = Sequence[Any] | np.ndarray  # of Pillow's images, or bytes [N, H, W, 3]; others are an EncoderError
+# Of Pillow's images, or an array [N, H, W, 3] of bytes or of numbers in [0, 1]; others are an EncoderError.
+Pictures = Sequence[Any] | np.ndarray
 
 
 class EncoderError(ValueError):
@@ -59,10 +60,11 @@ class Preparation(NamedTuple):
     def _of_array(self, array: np.ndarray) -> "np.ndarray | list[Image]":
         from PIL import Image
 
+        if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:
+            array = np.round(255 * array).astype(np.uint8)
         if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3 or 0 in array.shape[1:]:
-            raise EncoderError(
-                f"expected pictures as bytes [N, H, W, 3], got {array.dtype} {array.shape}; convert them"
-            )
+            wanted = "pictures [N, H, W, 3] as bytes or numbers in [0, 1]"
+            raise EncoderError(f"expected {wanted}, got {array.dtype} {array.shape}; convert them")
         prepared = array.shape[1:3] == (self.side, self.side)
         return array if prepared else [Image.fromarray(one) for one in array]
 
