@@ -47,7 +47,7 @@ def check_likelihood(likelihood: object) -> list[str]:
     """
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"expected a Likelihood, got {type(likelihood).__name__}; see models/likelihoods/base.py")
-    checks: list[Check] = [_expects, _observes]
+    checks: list[Check] = [_keeps_its_parameters, _expects, _observes]
     if isinstance(likelihood, ClassLikelihood):
         checks += [_predicts, _ignores_masked_classes, _knows_no_order]
     if isinstance(likelihood, RealLikelihood):
@@ -105,6 +105,33 @@ def _quadrature(likelihood: object) -> Points:
 
 
 # Likelihoods
+
+
+def _keeps_its_parameters(likelihood: Likelihood) -> None:
+    """Each parameter has a prior; at other values it is a likelihood of its kind that has them, and is another one."""
+    own = {name: jnp.asarray(value) for name, value in likelihood.parameters().items()}
+    priors = likelihood.priors()
+    if own.keys() != priors.keys():
+        raise ConformanceError(
+            f"priors: expected one of each of parameters, {', '.join(own) or 'none'}, got {', '.join(priors) or 'none'}"
+        )
+    moved = {name: value + 0.1 for name, value in own.items()}
+    other = likelihood.with_parameters(moved)
+    if type(other) is not type(likelihood):
+        name = type(likelihood).__name__
+        raise ConformanceError(f"with_parameters: expected a likelihood {name}, got {type(other).__name__}")
+    held = other.parameters()
+    if held.keys() != own.keys():
+        raise ConformanceError(f"with_parameters: expected one with {', '.join(own)}, got {', '.join(held) or 'none'}")
+    y, f = _labels(likelihood), _latents(0, likelihood)
+    before = likelihood.log_prob(y, f)
+    for name, value in own.items():
+        if not np.isfinite(priors[name].log_prob(value)):
+            raise ConformanceError(f"the prior of {name}: expected a density where learning starts, {value}")
+        same(f"with_parameters has the {name} that it is given", held[name], moved[name], 1e-6)
+        changed = likelihood.with_parameters({**own, name: moved[name]}).log_prob(y, f)
+        if not np.abs(changed - before).max() > 0:
+            raise ConformanceError(f"log_prob: expected other densities at another {name}, got the same")
 
 
 def _forecasts(likelihood: RealLikelihood) -> None:

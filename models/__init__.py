@@ -1,7 +1,9 @@
 """What is believed: Gaussian algebra, likelihoods, kernels, networks. The registries hold the command line's names."""
 
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from fewshot.models.backbones import MLP, Backbone, Conv4, Conv4Maps, Identity, ResNet12
 from fewshot.models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
@@ -17,7 +19,8 @@ LIKELIHOODS: dict[str, Callable[..., ClassLikelihood]] = {
 }
 # Of labels that are real numbers: models of the noise.
 NOISE_MODELS: dict[str, Callable[..., RealLikelihood]] = {"normal": Normal, "student-t": StudentT}
-ALL_LIKELIHOODS: dict[str, Callable[..., Likelihood]] = {**LIKELIHOODS, **NOISE_MODELS}
+# A view: what a user's module registers above is there too. Iteration begins with the last.
+ALL_LIKELIHOODS: Mapping[str, Callable[..., Likelihood]] = MappingProxyType(ChainMap(NOISE_MODELS, LIKELIHOODS))  # type: ignore[arg-type]
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
     "cosine": Cosine,

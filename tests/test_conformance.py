@@ -106,11 +106,61 @@ class WrongSign(LogisticSoftmax):
         return sites._replace(shift=-sites.shift)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Forgetful(LogisticSoftmax):
+    def with_parameters(self, values):
+        del values
+        return self
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Another(LogisticSoftmax):
+    def with_parameters(self, values):
+        return LogisticSoftmax(jnp.exp(values["log_temperature"]))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Renamed(LogisticSoftmax):
+    def priors(self):
+        return {"log_tau": super().priors()["log_temperature"]}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Fixed(LogisticSoftmax):
+    def with_parameters(self, values):
+        return Fixed(self.temperature).named(values)
+
+    def named(self, values):
+        object.__setattr__(self, "kept", dict(values))
+        return self
+
+    def parameters(self):
+        return getattr(self, "kept", super().parameters())
+
+
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class NoBound(OneVsEach):
     def augmented_bound(self, y, marginals, aux, classes=None):
         return 0.5 * super().augmented_bound(y, marginals, aux, classes)
+
+
+@pytest.mark.parametrize(
+    "likelihood, message",
+    [
+        (Forgetful(), "with_parameters has the log_temperature that it is given: expected a difference of at most"),
+        (Another(), "with_parameters: expected a likelihood Another, got LogisticSoftmax"),
+        (Renamed(), "priors: expected one of each of parameters, log_temperature, got log_tau"),
+        (Fixed(), "log_prob: expected other densities at another log_temperature, got the same"),
+    ],
+)
+def test_parameters_that_are_not_kept_are_found(likelihood, message):
+    with pytest.raises(ConformanceError, match=message):
+        check_likelihood(likelihood)
 
 
 @pytest.mark.long

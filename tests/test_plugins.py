@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
+from fewshot import models
 from fewshot.learners import LEARNERS
 from fewshot.runners import evaluate, meta_train, reproduce
 from fewshot.runners.studies.comparisons import COMPARISONS
 from fewshot.tasks import DATASETS, DataError, load
+from fewshot.training import configuration
 from fewshot.training.overrides import ConfigError
 from fewshot.training.plugins import load_plugins
 from fewshot.training.run import load_run
@@ -143,6 +145,25 @@ def test_a_module_that_cannot_be_imported_is_one_line(mine, tmp_path, monkeypatc
         message = capsys.readouterr().err
         assert f"in FEWSHOT_PLUGINS, got {names.split(', ')[-1]} ({reason}" in message
         assert len(message.splitlines()) == 1
+
+
+@pytest.mark.parametrize("registry, base", [("LIKELIHOODS", "Softmax"), ("NOISE_MODELS", "Normal")])
+def test_a_likelihood_of_ones_own_is_known_by_its_name(registry, base, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("FEWSHOT_PLUGINS", "noisy")
+    (tmp_path / "noisy.py").write_text(
+        f"from fewshot.models import {registry}, {base}\n\n\nclass Noisy({base}):\n    pass\n\n\n"
+        f'{registry}["noisy"] = Noisy\n'
+    )
+    load_plugins()
+    try:
+        dataset = {"LIKELIHOODS": "glyphs", "NOISE_MODELS": "sinusoids"}[registry]
+        resolved = configuration.resolve(configuration.configured(dataset=dataset, likelihood="noisy"))
+        assert resolved.likelihood == "noisy" and resolved.inference
+    finally:
+        sys.modules.pop("noisy", None)
+        getattr(models, registry).pop("noisy", None)
 
 
 @pytest.mark.parametrize("name", ["json", "sys"])

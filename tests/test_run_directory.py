@@ -167,6 +167,7 @@ def test_damaged_weights_are_named(run, size):
     with pytest.raises(RunError) as error:
         run.load_weights()
     assert f"damaged weights: {run.weights}" in one_line(error)
+    assert one_line(error).endswith(f"train it anew with meta_train.py --config {run.path} --run-dir NEW")
 
 
 def test_equal_weights_are_equal_files(tmp_path):
@@ -193,4 +194,4 @@ def test_a_byte_that_was_changed_is_found(run):
 def test_missing_weights_are_named(run):
     with pytest.raises(RunError) as error:
         run.load_weights()
-    assert f"expected {run.weights}" in one_line(error)
+    assert f"expected {run.weights}; go on with --resume, or train it anew with" in one_line(error)

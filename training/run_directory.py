@@ -135,12 +135,15 @@ class RunDirectory:
 
     def load_weights(self) -> WeightTree:
         """The exported weights as a nested dict of NumPy arrays. Raises: RunError if missing or damaged."""
+        anew = f"train it anew with meta_train.py --config {self.path} --run-dir NEW"
         if not self.weights.exists():
-            raise RunError(f"no exported weights in {self.path}: expected {self.weights}; train it with --resume first")
+            raise RunError(
+                f"no exported weights in {self.path}: expected {self.weights}; go on with --resume, or {anew}"
+            )
         try:
             return weights.load(self.weights)[0]
         except ValueError as error:
-            raise RunError(f"{error}; export it again with meta_train.py --resume --run-dir {self.path}") from error
+            raise RunError(f"{error}; {anew}") from error
 
     def _parse(self, number: int, line: str) -> Record:
         record = _parsed(line)
