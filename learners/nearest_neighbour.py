@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from fewshot.inference.inner.base import Code, Mask
 from fewshot.learners.base import Images, Learner, Prediction, TrainsOn, Traits, categorical
 from fewshot.models.backbones import Backbone
-from fewshot.models.kernels import inner_products
+from fewshot.models.kernels import squared_distances
 
 
 class Neighbours(NamedTuple):
@@ -54,5 +54,5 @@ class NearestNeighbour(Learner):
     def predict(self, key: Key[Array, ""], state: Neighbours, query: Float[Array, "Q D"]) -> Prediction:
         """One-hot rows [Q, C]."""
         del key
-        distances = (state.x**2).sum(-1) - 2 * inner_products(query, state.x)
+        distances = squared_distances(query, state.x)
         return categorical(state.labels[jnp.argmin(jnp.where(state.real, distances, jnp.inf), axis=1)])

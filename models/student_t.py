@@ -145,12 +145,14 @@ class StudentRegression(NamedTuple):
 def student_regress(prior: GaussianPrior, y: Float[Array, " N"], noise: Noise, dof: Scalar) -> StudentRegression:
     """Posterior and log ST(y | a, K + s2 I, nu): f and noise share one scale r, so all is in closed form.
 
-    beta is (y - a).alpha by (G4); log|K + s2 I| is read off the Gaussian evidence.
+    beta is (y - a).alpha by (G4), and |K + s2 I| = |B| prod_n s2_n by (G1): read off the evidence it would be what
+    beta, which is large where a label lies far out, leaves of it.
     """
     count = y.shape[0]
     found = regress(prior, y, noise)
     beta = jnp.sum((y - prior.mean[0]) * found.posterior.alpha[0])
-    determinant = -2 * found.log_evidence - beta - count * jnp.log(2 * jnp.pi)
+    variances = jnp.broadcast_to(jnp.asarray(noise, y.dtype), y.shape)
+    determinant = found.posterior.log_determinant + jnp.sum(jnp.log(variances))
     evidence = log_density(beta, determinant, dof, count)
     factor = conditional_factor(dof, beta, count)
     return StudentRegression(found, jnp.asarray(dof + count), factor, scale_posterior(dof, beta, count), evidence)

@@ -9,7 +9,7 @@ from scipy.stats import ncx2, norm
 
 from fewshot.evaluation import calibration_error
 from fewshot.evaluation.calibration_error import equal_mass, equal_width, mean_gap
-from fewshot.evaluation.calibration_interval import calibration_interval, gap_interval
+from fewshot.evaluation.calibration_interval import _seen, calibration_interval, gap_interval
 from fewshot.evaluation.resampling import bootstrap
 
 CORRELATION = 0.1  # of what makes two queries of an episode right
@@ -86,6 +86,15 @@ def test_the_basic_bootstrap_of_ece_misses_a_perfect_model():
         low, _ = bootstrap(rng, mean_gap, held.gaps(labels), held.counts, draws=200, least=-1.0)
         hits.append(low <= 0)
     assert np.mean(hits) < 0.8
+
+
+@pytest.mark.parametrize("episodes", [3, 5])
+def test_what_is_seen_of_few_episodes_has_the_spread_that_their_noise_says(episodes):
+    """Of one bin without a gap: the mean square of the sum, and of the noise that stands for it, over 4,000 sets."""
+    rng, count = np.random.default_rng(5), np.full((episodes, 1), 20.0)
+    sets = [_seen(rng.normal(size=(episodes, 1)), count) for _ in range(4000)]
+    seen, noise = (np.mean([np.square(getattr(one, name)).sum() for one in sets]) for name in ("gaps", "noise"))
+    assert noise / seen == pytest.approx(1, abs=0.08)
 
 
 @pytest.mark.parametrize("gap", [0.0, 0.004, 0.01, 0.05])

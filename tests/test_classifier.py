@@ -152,6 +152,17 @@ def test_one_example_of_each_of_many_classes_is_no_warning(recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.parametrize("offset", [0, 100, 3000])
+def test_the_nearest_neighbour_is_found_wherever_features_lie(offset):
+    """In single precision."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(125, 64)).astype(np.float32) + np.float32(offset)
+    examples, queries = features[:25].astype(np.float64), features[25:].astype(np.float64)
+    nearest = np.square(queries[:, None] - examples).sum(2).argmin(1)
+    fitted = FewShotClassifier(NearestNeighbour(Identity((1, 1, 64)))).fit(features[:25], np.arange(25))
+    np.testing.assert_array_equal(fitted.predict(features[25:]), nearest)
+
+
 @pytest.mark.parametrize("temperature", [1.2e-38, 1e-10, 1e6])
 def test_answers_are_probabilities_at_any_temperature(temperature):
     features, labels = clusters()

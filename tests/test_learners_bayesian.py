@@ -15,6 +15,7 @@ from problems import double
 from test_backbones import plain_block
 from test_learners_adapted import KEY, WAY, Smooth, T, along, batch, objective_of
 
+from fewshot.inference.inner.base import Mask
 from fewshot.learners import ABML, MAML, BayesianMAML, Chaser
 from fewshot.learners.abml import WeightBelief, divergence
 from fewshot.learners.bayesian_maml import stein_direction
@@ -200,6 +201,34 @@ def test_weights_that_are_almost_certain_make_abml_maml():
 def test_the_gradient_of_abml_is_that_of_finite_differences():
     exact, differences = along(*objective_of(abml(sd=0.3, kl_weight=0.5, draws=2), batch(SHAPE)))
     assert exact == pytest.approx(differences, rel=1e-6) and abs(exact) > 1e-3
+
+
+@pytest.mark.long
+@double
+def test_what_abml_maximises_is_the_likelihood_less_the_divergence_of_the_belief_from_the_prior():
+    learner = abml(sd=0.3, kl_weight=0.5, draws=3)
+    task = jax.tree.map(lambda leaf: leaf[0], batch(SHAPE))
+    fit_key, draw_key = jax.random.split(KEY)
+    belief, _ = learner.fit(fit_key, task.x_support, task.y_support, WAY)
+    logits = np.asarray(learner._drawn_logits(draw_key, belief, task.x_query, 3))
+    logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    right = np.take_along_axis(logs, np.asarray(task.y_query)[None, :, None], -1).sum() / 3
+    each = [dist.Normal(one.mean, jnp.exp(one.log_sd)) for one in (belief, learner.prior())]
+    apart = dist.kl_divergence(*each).sum()
+    assert float(learner.objective(KEY, task)) == pytest.approx(right - 0.5 * float(apart), rel=1e-9)
+    assert abs(float(apart / dist.kl_divergence(*each[::-1]).sum()) - 1) > 0.01
+
+
+@pytest.mark.long
+@double
+@pytest.mark.parametrize("kind", [BayesianMAML, Chaser])
+def test_labelled_images_that_are_not_real_do_not_shorten_the_steps_of_particles(kind):
+    learner, task = particles_of(kind, **STEPS), jax.tree.map(lambda leaf: leaf[0], batch(SHAPE))
+    made_up = jnp.concatenate([task.x_support, task.x_query]), jnp.concatenate([task.y_support, task.y_query])
+    real = jnp.arange(len(made_up[1])) < len(task.y_support)
+    padded, _ = learner.fit(KEY, *made_up, WAY, Mask(real, jnp.ones(WAY, bool)))
+    plain, _ = learner.fit(KEY, task.x_support, task.y_support, WAY)
+    np.testing.assert_allclose(padded.rows, plain.rows, rtol=1e-9)
 
 
 @pytest.mark.long

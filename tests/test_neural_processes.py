@@ -59,6 +59,15 @@ def _answer(learner, x, y, query, mask):
     return found.distribution.mean, found.distribution.log_prob(0.3), jnp.maximum(code, found.code)
 
 
+def test_a_training_task_shows_from_the_fewest_points_to_all_of_them():
+    learner = make(ConditionalNeuralProcess, fewest=2)
+    shown = np.asarray(jax.vmap(lambda key: learner.shown(key, 4))(jax.random.split(KEY, 300)))
+    counts = shown.sum(1)
+    assert (shown == (np.arange(4) < counts[:, None])).all()  # the first ones
+    assert np.bincount(counts, minlength=5)[2:].min() > 60 and counts.min() == 2
+    assert np.asarray(make(ConditionalNeuralProcess).shown(KEY, 4)).all()
+
+
 @double
 def test_attention_is_a_plain_loop():
     attention = Attention(3, 6, 2, rngs=nnx.Rngs(0))

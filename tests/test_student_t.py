@@ -137,6 +137,17 @@ def test_exact_inference_is_that_of_the_joint_density():
     np.testing.assert_allclose(found.factor, found.scale.mean())
 
 
+def test_the_evidence_is_exact_in_single_precision_where_a_label_lies_far_out():
+    """By the determinant itself: beta, 7e8 here, leaves nothing of it where both are subtracted."""
+    x = jnp.linspace(0.0, 1.0, 20)[:, None]
+    prior = GaussianPrior(jnp.zeros((1, 20)), RBF().gram(HYPER, x, x))
+    y = jnp.sin(6 * x[:, 0]).at[7].set(1000.0)
+    found = student_t.student_regress(prior, y, 1e-3, DOF)
+    covariance = np.asarray(prior.covariance, np.float64) + 1e-3 * np.eye(20)
+    expected = scipy_density(np.asarray(y, np.float64), np.zeros(20), covariance, DOF)
+    assert float(found.log_evidence) == pytest.approx(expected, abs=0.3)
+
+
 @pytest.mark.long
 @double
 def test_exact_inference_tends_to_the_gaussian_process():
