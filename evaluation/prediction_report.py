@@ -35,9 +35,9 @@ class Predicted(NamedTuple):
 
     unknown: the share of the task's own labelled pictures, each left out, that look less unknown than the query; None
     where no class has two. left_out: how many of these were answered right, and how many there are. counts: labelled
-    images of each class. before: the temperature that was expected before
-    these were looked at, None where it was not learned from them. means: so many of each class were shown to what
-    answers, None where each image was. to_label: which queries to label next, the first one first.
+    images of each class. before: the temperature that was expected before these were looked at, None where it was not
+    learned from them. means: so many of each class were shown to what answers, None where each image was. to_label:
+    which queries to label next, the first one first.
     """
 
     names: list[str]
@@ -99,7 +99,7 @@ def table(found: Predicted, csv_file: str | None = None) -> str:
     if found.to_label:
         lines.append(f"label next: {asked_for(found)}")
     if found.left_out is not None:
-        lines += [trial(found), f"unknown: share of these that look less strange than the query ({_bounds(found)})"]
+        lines += [trial(found), f"unknown: {_meaning(found)}"]
     return "\n".join(lines)
 
 
@@ -118,10 +118,8 @@ def summary(found: Predicted) -> str:
 
 
 def trial(found: Predicted) -> str:
-    """How the labelled pictures were answered by each other, "" where that cannot be said."""
-    if found.left_out is None:
-        return ""
-    right, number = found.left_out
+    """How the labelled pictures were answered by each other, where they were left out."""
+    right, number = found.left_out or (0, 0)
     return f"{right} of {number} labelled pictures answered right by the others (left out, one of each class at a time)"
 
 
@@ -130,10 +128,11 @@ def ceiling(number: int) -> float:
     return number / (number + 1)
 
 
-def _bounds(found: Predicted) -> str:
-    """From where on a query is strange, and where few labelled pictures were left out that none can be."""
-    most = ceiling(0 if found.left_out is None else found.left_out[1])
-    return f"{STRANGE} is strange" if most >= STRANGE else f"at most {most:.2f}; {STRANGE} is strange"
+def _meaning(found: Predicted) -> str:
+    """What `unknown` is, from where on a query is strange, and the most that few labelled pictures allow."""
+    most = ceiling(found.left_out[1] if found.left_out else 0)
+    few = "" if most >= STRANGE else f"at most {most:.2f}; "
+    return f"share of these that look less strange than the query ({few}{STRANGE} is strange)"
 
 
 def asked_for(found: Predicted) -> str:
@@ -181,9 +180,8 @@ def html_page(found: Predicted, query: Images) -> str:
     head = f"<h1>{len(found.names)} pictures, the least certain first</h1>"
     notes = [
         f"Classes and their labelled pictures: {classes}{found.shown}.",
-        f"{summary(found)}. Orange: left open. Red: looks stranger than {STRANGE:.0%} of the labelled pictures "
-        f"(unknown {_bounds(found)}).",
-        *([f"{trial(found)}."] if found.left_out else []),
+        f"{summary(found)}. Orange: left open.",
+        *([f"{trial(found)}. Unknown: {_meaning(found)}. Red: strange."] if found.left_out else []),
         *([f"Label next: {asked_for(found)}."] if found.to_label else []),
     ]
     text = "".join(f"<p>{html.escape(note)}</p>" for note in notes)

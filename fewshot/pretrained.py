@@ -26,8 +26,8 @@ from fewshot.models.networks.metric import unit
 from fewshot.training import weights
 from fewshot.training.configuration import RunConfig, data_of
 from fewshot.training.overrides import ConfigError
-from fewshot.training.run import LARGEST_TEMPERATURE, TRAIN_ANEW, Run, build_run, exported, with_weights
-from fewshot.training.run_directory import READABLE, SCHEMA_VERSION, RunError
+from fewshot.training.run import LARGEST_TEMPERATURE, Run, build_run, exported, with_weights
+from fewshot.training.run_directory import READABLE, SCHEMA_VERSION, RunError, train_anew
 from fewshot.training.shape_temperature import Temperatures
 
 FOLDER = Path(__file__).resolve().parent / "weights"
@@ -170,7 +170,7 @@ def parsed(content: Content, path: Path, name: str) -> Pretrained:
     try:
         return Pretrained(name, with_weights(run, tree, path), encoder or None, table, kind)
     except RunError as error:
-        raise RunError(str(error).removesuffix(f"; {TRAIN_ANEW}")) from error
+        raise RunError(str(error).removesuffix(f"; {train_anew()}")) from error
 
 
 def _content(path: Path, name: str) -> Content:

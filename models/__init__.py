@@ -4,6 +4,7 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from fewshot.models.backbones import MLP, Backbone, Conv4, Conv4Maps, Identity, ResNet12
 from fewshot.models.kernels import RBF, Cosine, Kernel, Linear, Matern52, Polynomial
@@ -20,7 +21,9 @@ LIKELIHOODS: dict[str, Callable[..., ClassLikelihood]] = {
 # Of labels that are real numbers: models of the noise.
 NOISE_MODELS: dict[str, Callable[..., RealLikelihood]] = {"normal": Normal, "student-t": StudentT}
 # A view: what a user's module registers above is there too. Iteration begins with the last.
-ALL_LIKELIHOODS: Mapping[str, Callable[..., Likelihood]] = MappingProxyType(ChainMap(NOISE_MODELS, LIKELIHOODS))  # type: ignore[arg-type]
+ALL_LIKELIHOODS: Mapping[str, Callable[..., Likelihood]] = MappingProxyType(
+    ChainMap[str, Callable[..., Any]](NOISE_MODELS, LIKELIHOODS)
+)
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
     "cosine": Cosine,

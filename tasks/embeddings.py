@@ -77,7 +77,8 @@ def _entries(file: Path, number: int) -> list[str]:
         held = read_arrays(file, ("names",))["names"]
         if held.shape != (number,) or held.dtype.kind != "U":
             raise DataError(
-                f"expected as names in {file} a word for each of {number} rows, got {held.dtype} {held.shape}"
+                f"expected as names in {file} a word for each of {number} rows, got {held.dtype} {held.shape}; "
+                "leave that array out"
             )
         names = held.tolist()
     return [f"{file}:{name}" for name in names]

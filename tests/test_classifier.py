@@ -154,7 +154,7 @@ def test_one_example_of_each_of_many_classes_is_no_warning(recwarn):
 
 @pytest.mark.parametrize("offset", [0, 100, 3000])
 def test_the_nearest_neighbour_is_found_wherever_features_lie(offset):
-    """In single precision."""
+    """Also where the squares of features, in single precision, hold none of their differences."""
     rng = np.random.default_rng(0)
     features = rng.normal(size=(125, 64)).astype(np.float32) + np.float32(offset)
     examples, queries = features[:25].astype(np.float64), features[25:].astype(np.float64)
@@ -625,6 +625,13 @@ def test_logarithms_of_probabilities_are_those_of_predict_proba():
     features, labels = clusters()
     fitted = FewShotClassifier(REGRESSION).fit(features, labels)
     np.testing.assert_array_equal(fitted.predict_log_proba(features), np.log(fitted.predict_proba(features)))
+
+
+def test_the_logarithm_of_a_probability_of_0_is_no_warning(recwarn):
+    features, labels = clusters()
+    fitted = FewShotClassifier(REGRESSION, temperature=1e-10).fit(features, labels)
+    found = fitted.predict_log_proba(features)
+    assert (found.max(1) == 0).all() and (found.min(1) == -np.inf).all() and not recwarn.list
 
 
 def test_parameters_of_a_head_that_was_not_given_are_refused_in_one_line():

@@ -290,11 +290,8 @@ def test_arrays_of_pictures():
     np.testing.assert_array_equal(SMALL.all(array), wanted)
     assert SMALL.all(wanted) is wanted
     assert SMALL.all([]).shape == (0, 40, 40, 3)
-    for scaled in (
-        array / 255,
-        (array / 255).astype(np.float32),
-        np.clip(array / 255 - 0.001, 0, 1),
-    ):  # the nearest byte
+    near = np.clip(array / 255 - 0.001, 0, 1)  # the nearest bytes are those of the array
+    for scaled in (array / 255, (array / 255).astype(np.float32), near):
         np.testing.assert_array_equal(SMALL.all(scaled), wanted)
     for wrong in (array[0], array[..., :1], array / 1.0, array / 255 - 0.1, array / np.nan, array[:, :0]):
         assert "[N, H, W, 3] as bytes or numbers in [0, 1]" in refused(lambda wrong=wrong: SMALL.all(wrong))

@@ -82,11 +82,12 @@ def test_it_says_how_labelled_pictures_are_answered_and_that_few_tell_little(fou
     unknown = "unknown: share of these that look less strange than the query"
     assert table(few).endswith(f"\n{line}\n{unknown} (at most 0.89; 0.9 is strange)")
     assert table(enough).endswith(f"at a time)\n{unknown} (0.9 is strange)")
-    assert f"<p>{line}.</p>" in html_page(few, images) and "at most 0.89; 0.9" in html_page(few, images)
+    assert f"<p>{line}. U{unknown[1:]} (at most 0.89; 0.9 is strange). Red: strange.</p>" in html_page(few, images)
     assert "at most" not in html_page(enough, images)
     assert json.loads(json_text(few))["left_out"] == {"right": 5, "of": 8}
     single = found._replace(unknown=None, left_out=None)
     assert json.loads(json_text(single))["left_out"] is None and "left out" not in table(single)
+    assert "Orange" in html_page(single, images) and "Red" not in html_page(single, images)  # none can be
 
 
 def test_what_to_label_next_is_named_where_it_was_asked_for(found):

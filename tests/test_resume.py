@@ -87,13 +87,13 @@ def test_a_trained_run_without_checkpoints_is_not_begun_again(tiny_run, tiny_dat
 
 
 def test_a_run_whose_best_weights_are_lost_does_not_go_on(tiny_run, tiny_data, tmp_path):
-    """They are kept nowhere else: what is said at once, and not after the last step."""
+    """They are kept nowhere else. It is said at once, and not after the last step."""
     path = tmp_path / "copy"
     shutil.copytree(tiny_run.path, path)
     *_, before, last = checkpoint.steps(path / "checkpoints")
     shutil.rmtree(path / "checkpoints" / str(last))  # steps are left to take
     again = ["--resume", "--run-dir", str(path), "--data-root", tiny_data]
-    for size, reason in ((1000, "damaged weights: .*"), (None, "no exported weights in .* go on with --resume, or ")):
+    for size, reason in ((1000, "damaged weights: .*"), (None, "no exported weights in .*; ")):
         os.truncate(path / "weights.safetensors", size) if size else (path / "weights.safetensors").unlink()
         with pytest.raises(RunError, match=rf"{reason}train it anew with meta_train.py --config {path} --run-dir NEW$"):
             meta_train.main(parse(again))

@@ -194,4 +194,8 @@ def test_a_byte_that_was_changed_is_found(run):
 def test_missing_weights_are_named(run):
     with pytest.raises(RunError) as error:
         run.load_weights()
-    assert f"expected {run.weights}; go on with --resume, or train it anew with" in one_line(error)
+    assert one_line(error).endswith(f"expected {run.weights}; train it with --resume first")
+    run.metrics.write_text('{"step": 0}\n')  # which is written after the weights
+    with pytest.raises(RunError) as error:
+        run.load_weights()
+    assert one_line(error).endswith(f"; train it anew with meta_train.py --config {run.path} --run-dir NEW")

@@ -59,9 +59,8 @@ def test_what_lies_far_from_all_classes_is_found_and_left_out_inputs_are_scored_
     more = np.concatenate([x, x[-1:] + 9]), np.concatenate([y, y[-1:]])
     padded = each_left_out(key, learner, *more, np.arange(13) < 12)  # what is not real changes nothing
     assert padded is not None
-    np.testing.assert_allclose(
-        padded.scores, known.scores, rtol=0.1, atol=1e-3
-    )  # but the draws, which go over all inputs
+    # But the draws, which go over all inputs.
+    np.testing.assert_allclose(padded.scores, known.scores, rtol=0.1, atol=1e-3)
 
 
 @pytest.mark.long

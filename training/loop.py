@@ -156,7 +156,7 @@ class Training:
                 f"expected seconds and a {self.selection.name} in {self.directory.metrics} up to step {self.step}, got "
                 f"rows without; remove {self.directory.path} to start over"
             )
-        self.directory.load_weights()  # those of the best validation so far, which are kept nowhere else
+        self.directory.load_weights()  # if those of the best validation so far are lost, this says so before all steps
         self.seconds, self.written = last["seconds"], last["step"]
         self.failures = sum(record.get("failures", 0) for record in records)
         self.best_step, self.best = max(validated.items(), key=lambda one: one[1])  # the first of equal ones

@@ -37,10 +37,9 @@ from fewshot.training.configuration import (
 from fewshot.training.data import check_own_classes, load_splits
 from fewshot.training.overrides import LARGEST_LOG, Arguments, ConfigError, converted
 from fewshot.training.plugins import load_plugins
-from fewshot.training.run_directory import RunDirectory, RunError
+from fewshot.training.run_directory import RunDirectory, RunError, train_anew
 from fewshot.training.weights import WeightTree
 
-TRAIN_ANEW = "train it anew with meta_train.py --config"
 WORDS = {"f": "numbers", "i": "whole numbers", "u": "whole numbers", "b": "true or false"}
 SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = float(np.finfo(np.float32).tiny), 1e6
 
@@ -176,7 +175,7 @@ def with_weights(run: Run, stored: WeightTree, source: Path) -> Run:
     expected: WeightTree = {"learner": nnx.to_pure_dict(state), "temperature": np.ones(()), "step": np.zeros((), int)}
     wrong = _shapes(expected) ^ _shapes(stored)
     if wrong:
-        raise RunError(f"{source} does not fit its config.json (at {min(wrong)[0]}); {TRAIN_ANEW}")
+        raise RunError(f"{source} does not fit its config.json (at {min(wrong)[0]}); {train_anew()}")
     _check_numbers(stored, expected, source)
     held = stored.get("learner", {})  # nothing of a learner without numbers, such as a nearest mean of pixels
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, held))
@@ -189,14 +188,14 @@ def _check_numbers(found: WeightTree, expected: WeightTree, source: Path) -> Non
     for name, leaf in _named_leaves(found):
         array = np.asarray(leaf)
         if array.dtype.kind != kinds[name]:
-            raise RunError(f"{source}: expected {WORDS[kinds[name]]} as {name}, got {array.dtype}; {TRAIN_ANEW}")
+            raise RunError(f"{source}: expected {WORDS[kinds[name]]} as {name}, got {array.dtype}; {train_anew()}")
         low, high = _limits(name)
         with np.errstate(over="ignore"):  # a double may be infinite in the precision of this process
             values = array.astype(jnp.result_type(float)) if array.dtype.kind == "f" else array
         good = (values >= low) & (values <= high) & np.isfinite(values)  # false for NaN
         if not good.all():
             text = "finite numbers" if (low, high) == (-np.inf, np.inf) else f"numbers from {low:.3g} to {high:.3g}"
-            raise RunError(f"{source}: expected {text} in {name}, got {values[~good].flat[0]}; {TRAIN_ANEW}")
+            raise RunError(f"{source}: expected {text} in {name}, got {values[~good].flat[0]}; {train_anew()}")
 
 
 def _limits(name: str) -> tuple[float, float]:

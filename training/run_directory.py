@@ -135,15 +135,13 @@ class RunDirectory:
 
     def load_weights(self) -> WeightTree:
         """The exported weights as a nested dict of NumPy arrays. Raises: RunError if missing or damaged."""
-        anew = f"train it anew with meta_train.py --config {self.path} --run-dir NEW"
-        if not self.weights.exists():
-            raise RunError(
-                f"no exported weights in {self.path}: expected {self.weights}; go on with --resume, or {anew}"
-            )
+        if not self.weights.exists():  # written before the first row of metrics is
+            advice = train_anew(str(self.path)) if self.read_metrics() else "train it with --resume first"
+            raise RunError(f"no exported weights in {self.path}: expected {self.weights}; {advice}")
         try:
             return weights.load(self.weights)[0]
         except ValueError as error:
-            raise RunError(f"{error}; {anew}") from error
+            raise RunError(f"{error}; {train_anew(str(self.path))}") from error
 
     def _parse(self, number: int, line: str) -> Record:
         record = _parsed(line)
@@ -159,6 +157,11 @@ class RunDirectory:
                     f"{self.metrics} line {number}: expected a number as {name[:40]!r}, got {shown}; delete that line"
                 )
         return cast(Record, record)
+
+
+def train_anew(run: str = "RUN") -> str:
+    """What to try where the best weights of a run are lost: they are kept nowhere else."""
+    return f"train it anew with meta_train.py --config {run} --run-dir NEW"
 
 
 def append_line(path: Path, line: str) -> None:
