@@ -97,9 +97,9 @@ class FewShotClassifier(ClassifierMixin, BaseEstimator):
     shows each example, and answers lean to classes that have more; None is True for trained networks and shipped heads,
     and before the cosine kernel, and False for other kernels, a `Learner`, and networks that adapt to images. draws: of
     every Monte-Carlo expectation, "auto" for as many as the task's size allows and predictions of softmax by sums that
-    have no noise, None for the learner's own number. random_state: the seed. What a fit draws moves probabilities by some
-    0.03, with one example a class, from seed to seed and where classes are named in another order; shipped heads for
-    photographs draw nothing.
+    have no noise, None for the learner's own number. random_state: the seed. What a fit draws moves probabilities by
+    some 0.03, with one example a class, from seed to seed and where classes are named in another order; shipped heads
+    for photographs draw nothing.
 
     X is a table of features [N, D], images [N, H, W, Ch] as bytes or numbers in [0, 1], or a list of paths of pictures
     or of Pillow's pictures, or of arrays of bytes of unlike sizes; y is words, whole numbers or truth values.
