@@ -154,8 +154,8 @@ class NeuralProcess(NetworkLearner):
     def predict(self, key: Key[Array, ""], state: Seen, query: Float[Array, "Q D"]) -> Prediction:
         """A normal, or with z an equal mixture of normals; all queries share the draws, so none depends on another."""
         mean, sd = self.decode(state, query, self._drawn(key, state.belief, self.prediction_draws))
-        one = jnp.ones(1, mean.dtype)
-        return predicted(equal_mixture(mean, sd**2, one, jnp.zeros_like(one)))
+        none = jnp.zeros(1, mean.dtype)
+        return predicted(equal_mixture(mean, sd**2, none, none))
 
     def _drawn(self, key: Array, belief: Belief | None, count: int) -> Float[Array, "K L"]:
         """Draws of z; one of no numbers without z."""

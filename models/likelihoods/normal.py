@@ -19,18 +19,22 @@ def noise_prior() -> dist.Distribution:
 
 
 def equal_mixture(
-    mean: Float[Array, "M Q"], variance: Float[Array, "M Q"], weights: Float[Array, " K"], factors: Float[Array, " K"]
+    mean: Float[Array, "M Q"], variance: Float[Array, "M Q"], log_weights: Float[Array, " K"], added: Float[Array, " K"]
 ) -> dist.Distribution:
-    """sum_mk w_k / M N(mean_m, variance_m + factors_k) of every query; one normal where M = K = 1."""
-    if mean.shape[0] * weights.shape[0] == 1:
-        return dist.Normal(mean[0], jnp.sqrt(variance[0] + factors[0]), validate_args=False)
-    each = (*mean.shape, len(weights))
+    """sum_mk w_k / M N(mean_m, variance_m + added_k) of every query; one normal where M = K = 1.
+
+    Weights are logarithms, because those of far tails are 0 in single precision. They are normalised here.
+    """
+    if mean.shape[0] * log_weights.shape[0] == 1:
+        return dist.Normal(mean[0], jnp.sqrt(variance[0] + added[0]), validate_args=False)
+    each = (*mean.shape, len(log_weights))
     centres = jnp.broadcast_to(mean[..., None], each)
-    spreads = jnp.sqrt(variance[..., None] + factors)
-    shares = jnp.broadcast_to(weights / mean.shape[0], each)
+    spreads = jnp.sqrt(variance[..., None] + added)
+    shares = jnp.broadcast_to(log_weights, each)
     flat = [jnp.moveaxis(one, 0, 1).reshape(mean.shape[1], -1) for one in (shares, centres, spreads)]
     each_normal = dist.Normal(flat[1], flat[2], validate_args=False)  # a failure is a code, not an exception
-    return dist.MixtureSameFamily(dist.CategoricalProbs(flat[0], validate_args=False), each_normal, validate_args=False)
+    which = dist.CategoricalLogits(flat[0], validate_args=False)
+    return dist.MixtureSameFamily(which, each_normal, validate_args=False)
 
 
 def components(marginals: Marginals | JointMarginals) -> tuple[Float[Array, "M Q"], Float[Array, "M Q"]]:
@@ -95,7 +99,7 @@ class Normal:
     def distribution(self, marginals: Marginals | JointMarginals) -> dist.Distribution:
         """N(m_*, v_* + s2)."""
         noise = jnp.reshape(jnp.asarray(self.noise, marginals.mean.dtype), 1)
-        return equal_mixture(*components(marginals), jnp.ones_like(noise), noise)
+        return equal_mixture(*components(marginals), jnp.zeros_like(noise), noise)
 
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f."""

@@ -9,12 +9,12 @@ so p(y, omega | f) is a Gaussian site in f with h = omega y / s2 and W = omega /
     (N2) omega | y, f ~ Gamma((nu + 1) / 2, (nu + (y - f)^2 / s2) / 2)
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln
@@ -28,7 +28,9 @@ from fewshot.models.student_t import log_gamma_ratio
 
 # Nodes of log omega in `distribution`: of one Gaussian, and of each component of a mixture.
 NODES, NODES_OF_MANY = 64, 32
-NEGLIGIBLE = 20.0  # nats below the mode of log omega, at which its range ends
+NEGLIGIBLE = 20.0  # nats below the mode of log omega, at which its range ends where labels are near
+WIDEST_STEP = 0.7  # between nodes of log omega, in its standard deviations (2 / nu)^1/2
+FARTHEST = 2 * math.log(1e5)  # -log omega of the point at which a label is 100,000 s off
 
 
 class StudentTLatents(NamedTuple):
@@ -84,8 +86,7 @@ class StudentT:
         """log t(y_n; f_n, s, nu)."""
         del classes
         dof = jnp.asarray(self.dof, f.dtype)
-        constant = log_gamma_half(dof) - 0.5 * jnp.log(2 * jnp.pi * self.noise)
-        return constant - 0.5 * (dof + 1) * jnp.log1p((y - f[0]) ** 2 / (self.noise * dof))
+        return self._log_mode(dof) - 0.5 * (dof + 1) * jnp.log1p((y - f[0]) ** 2 / (self.noise * dof))
 
     def expected_log_prob(
         self,
@@ -94,15 +95,19 @@ class StudentT:
         points: Points | None = None,
         classes: Bool[Array, " C"] | None = None,
     ) -> Float[Array, " N"]:
-        """E_q log t(y_n; f_n, s, nu); without points by the trapezoidal rule on the one latent."""
-        rule = _trapezoid(marginals.mean.dtype) if points is None else points
-        return expect(lambda f: self.log_prob(y, f, classes), marginals, rule)
+        """E_q log t(y_n; f_n, s, nu); without points to rounding (N5)."""
+        if points is not None:
+            return expect(lambda f: self.log_prob(y, f, classes), marginals, points)
+        dof = jnp.asarray(self.dof, marginals.mean.dtype)
+        tail = _expected_log1p_square(y - marginals.mean[0], marginals.variance[0], self.noise * dof)
+        return self._log_mode(dof) - 0.5 * (dof + 1) * tail
 
     def distribution(self, marginals: Marginals | JointMarginals) -> dist.Distribution:
         """E_q t(y_*; f_*, s, nu) = E_omega N(y_*; m_*, v_* + s2 / omega), a mixture over nodes of log omega (N4)."""
         mean, variance = components(marginals)
-        weights, omega = _gamma_nodes(jnp.asarray(self.dof, mean.dtype), NODES if len(mean) == 1 else NODES_OF_MANY)
-        return equal_mixture(mean, variance, weights, self.noise / omega)
+        count = NODES if len(mean) == 1 else NODES_OF_MANY
+        log_weights, omega = _gamma_nodes(jnp.asarray(self.dof, mean.dtype), count)
+        return equal_mixture(mean, variance, log_weights, self.noise / omega)
 
     def observation(self, f: Float[Array, "C N"]) -> dist.Distribution:
         """Labels y [N] given f."""
@@ -180,6 +185,10 @@ class StudentT:
         entropy = shape - jnp.log(aux.rate) + gammaln(shape) + (1 - shape) * digamma(shape)
         return expected + prior + entropy
 
+    def _log_mode(self, dof: Array) -> Array:
+        """log t(0; 0, s, nu)."""
+        return log_gamma_half(dof) - 0.5 * jnp.log(2 * jnp.pi * self.noise)
+
     def _shape(self, dtype: jnp.dtype) -> Array:
         return 0.5 * (jnp.asarray(self.dof, dtype) + 1)
 
@@ -203,20 +212,29 @@ def _second_moment(y: Array, marginals: Marginals | JointMarginals) -> Array:
     return (y - marginals.mean[0]) ** 2 + marginals.variance[0]
 
 
-def _trapezoid(dtype: jnp.dtype) -> Points:
-    """Nodes of a standard normal at steps of 0.1, or 0.2 in single precision: error of order exp(-2 pi a / step).
+def _expected_log1p_square(
+    offset: Float[Array, " N"], variance: Float[Array, " N"], scale: Float[Array, ""]
+) -> Float[Array, " N"]:
+    """E log(1 + x^2 / c) of x ~ N(d, v), c = scale: the integral of (1 - E exp(-t x^2 / c)) exp(-t) / t over t (N5).
 
-    a is the distance s nu^1/2 of the singularities of log t, in standard deviations of f.
+    By the trapezoidal rule in u = log t, in which the integrand is analytic up to |Im u| < pi / 2 whatever c, d and v:
+    within 1e-12, and 1e-6 in single precision, of its value for v / c and d^2 / c up to 1e12.
     """
-    nodes = np.linspace(-8.5, 8.5, 171) if dtype == jnp.float64 else np.linspace(-5.6, 5.6, 57)
-    weights = np.exp(-0.5 * nodes**2)
-    return Points(jnp.asarray(nodes[:, None], dtype), jnp.asarray(weights / weights.sum(), dtype))
+    negligible, count = (38.0, 171) if offset.dtype == jnp.float64 else (18.0, 57)
+    low = jax.lax.stop_gradient(-negligible - jnp.log1p((variance + offset**2) / scale))
+    step = (math.log(negligible) - low) / (count - 1)
+    t = jnp.exp(low + step * jnp.arange(count, dtype=offset.dtype)[:, None])
+    spread = scale + 2 * t * variance
+    log_mean = -0.5 * jnp.log1p(2 * t * variance / scale) - t * offset**2 / spread
+    return step * jnp.sum(-jnp.expm1(log_mean) * jnp.exp(-t), axis=0)
 
 
 def _gamma_nodes(dof: Array, count: int) -> tuple[Array, Array]:
-    """Weights and nodes omega of Gamma(nu / 2, nu / 2): the trapezoidal rule on u = log omega.
+    """Log-weights and nodes omega of Gamma(nu / 2, nu / 2): the trapezoidal rule on u = log omega.
 
-    The density of u is proportional to exp(nu / 2 (u - e^u)), which ends NEGLIGIBLE nats below its mode at u = 0.
+    The density of u is proportional to exp(nu / 2 (u - e^u)), and the one given a label r deviations off has its mode
+    at log((nu + 1) / (nu + r^2)). So nodes go from NEGLIGIBLE nats below the mode at u = 0 on its right as far to the
+    left as their number allows, and at least to where the density is as small there.
     """
     drop = 2 * NEGLIGIBLE / dof
 
@@ -229,5 +247,6 @@ def _gamma_nodes(dof: Array, count: int) -> tuple[Array, Array]:
     for _ in range(6):
         low = low - (height(low) - drop) / jnp.expm1(low)
         high = high - (height(high) - drop) / jnp.expm1(high)
-    u = jnp.linspace(low, high, count)
-    return jax.nn.softmax(-0.5 * dof * height(u)), jnp.exp(u)
+    reached = high - (count - 1) * WIDEST_STEP * jnp.sqrt(2 / dof)
+    u = jnp.linspace(jnp.minimum(low, jnp.maximum(reached, -FARTHEST)), high, count)
+    return jax.nn.log_softmax(-0.5 * dof * height(u)), jnp.exp(u)
