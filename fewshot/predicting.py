@@ -84,8 +84,9 @@ class Found(NamedTuple):
 def predict_folders(
     name: str,
     support: str | Path | None,
-    query: Iterable[str | Path],
+    query: Iterable[str | Path] = (),
     *,
+    test: str | Path | None = None,
     add: Iterable[str | Path] = (),
     encoder: str | None = None,
     temperature: float | None = None,
@@ -101,12 +102,16 @@ def predict_folders(
     """Probabilities, answers and scores of every query by the labelled pictures of a folder.
 
     name: a run folder, weights that are shipped, or a file of `FewShotClassifier.save`, which has its labelled pictures
-    already: support is None then. add: further labelled pictures. find_ink: photographs of characters on paper are made
-    into what the network was trained on. suggest: of how many queries the labels are asked for. run: where the run of a
-    file is, if it has moved. leave_strange: answers of queries that look stranger than STRANGE of the labelled pictures
-    stay open. Raises ConfigError, DataError, EncoderError, RunError, SavedError, WeightsError or InferenceFailedError,
-    each with one line.
+    already: support is None then. test: labelled pictures in the place of queries, of these classes or others; answers
+    are compared with their labels. add: further labelled pictures. find_ink: photographs of characters on paper are
+    made into what the network was trained on. suggest: of how many queries the labels are asked for. run: where the run
+    of a file is, if it has moved. leave_strange: answers of queries that look stranger than STRANGE of the labelled
+    pictures stay open. Raises ConfigError, DataError, EncoderError, RunError, SavedError, WeightsError or
+    InferenceFailedError, each with one line.
     """
+    places = list(map(Path, query))
+    if (test is None) != bool(places):
+        raise ConfigError("expected either --query or --test, got " + ("both" if places else "neither"))
     model = load_model(name, encoder, temperature, seed, data_root, find_ink, run)
     if model.is_fitted and support is not None:
         raise ConfigError(
@@ -116,7 +121,7 @@ def predict_folders(
         raise ConfigError(f"expected --support, the labelled images, with {name}, got none")
     given = [(str(path), fewest) for path, fewest in ((support, 2), *((path, 1) for path in add)) if path is not None]
     labelled = [load_support(model, path, strict, fewest) for path, fewest in given]
-    asked = load_queries(model, list(map(Path, query)), strict)
+    asked = load_queries(model, places, strict) if test is None else load_support(model, str(test), strict, 1)
     if not 0 <= suggest <= len(asked.names):
         raise ConfigError(f"expected --suggest from 0 to {len(asked.names)}, the number of queries, got {suggest}")
     for part in (*labelled, asked):
@@ -124,7 +129,8 @@ def predict_folders(
             _warn(message)
     if labelled:
         learn(model, joined(labelled), " and ".join(path for path, _ in given))
-    return Found(answered(model, asked, keep_accuracy, suggest, leave_strange), asked, model.classifier)
+    found = answered(model, asked, keep_accuracy, suggest, leave_strange)
+    return Found(found._replace(labels=None if test is None else asked.labels), asked, model.classifier)
 
 
 def load_model(

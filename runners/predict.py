@@ -1,14 +1,16 @@
 """Class probabilities of pictures, from a few labelled ones of each class.
 
 python runners/predict.py [RUN_DIR | NAME] --support DIR_OR_NPZ --query PATH [PATH ...] [--save FILE]    see --help
+python runners/predict.py [RUN_DIR | NAME] --support DIR_OR_NPZ --test DIR_OR_NPZ
 python runners/predict.py FILE [--add DIR_OR_NPZ ...] --query PATH [PATH ...]
 
 Without RUN_DIR or NAME a pretrained encoder with its head answers (`photographs`). --support is a folder with a
 subfolder for each class, or an .npz file with `images` and `labels`; --query folders, images or .npz files with
-`images`; for a run on embeddings, .npz files with `features`, or pictures with --encoder. Images are cropped or fitted
-as those of the run's own data set were; of a run on characters, photographs of ink on paper are cleaned and centred. A
-picture that cannot be read is reported and left out. --save keeps what was learned from the labelled images: FILE
-answers without them, and --add gives it more.
+`images`; --test is labelled as --support is, and its labels are compared with the answers. A run on embeddings takes
+.npz files with `features`, or pictures with --encoder. Images are cropped or fitted as those of the run's own data set
+were; of a run on characters, photographs of ink on paper are cleaned and centred. A picture that cannot be read is
+reported and left out. --save keeps what was learned from the labelled images: FILE answers without them, and --add
+gives it more.
 
 The temperature of the probabilities belongs to a number of classes and of images. Those of the weights that are shipped
 are known; that of a run for another shape than its own is fitted on its training classes, once. With two labelled
@@ -38,7 +40,8 @@ class PredictionConfig:
 
     run_dir: str
     support: str | None
-    query: tuple[str, ...]
+    query: tuple[str, ...] = ()
+    test: str | None = None
     add: tuple[str, ...] = ()
     save: str | None = None
     csv: str | None = None
@@ -63,11 +66,12 @@ def main(config: PredictionConfig) -> Predicted:
     one line.
     """
     outputs = {"--csv": config.csv, "--json": config.json, "--report": config.report, "--save": config.save}
-    check_outputs(outputs, [*config.query, *config.add, *([config.support] if config.support else [])])
+    check_outputs(outputs, [*config.query, *config.add, *filter(None, [config.support, config.test])])
     found, query, classifier = predict_folders(
         config.run_dir,
         config.support,
         config.query,
+        test=config.test,
         add=config.add,
         encoder=config.encoder,
         temperature=config.temperature,
@@ -123,14 +127,16 @@ def parse(arguments: Sequence[str] | None = None) -> PredictionConfig:
     parser.add_argument(
         "--add", nargs="+", action="extend", default=[], metavar="PATH", help="more of the same, as for what FILE holds"
     )
-    parser.add_argument(
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument(
         "--query",
-        required=True,
+        default=[],
         nargs="+",
         action="extend",
         metavar="PATH",
         help="folders of images, single images, or .npz",
     )
+    asked.add_argument("--test", metavar="PATH", help="labelled images, as --support, to compare the answers with")
     parser.add_argument("--encoder", metavar="NAME", help="reads the pictures of a run on embeddings")
     parser.add_argument("--save", metavar="FILE", help="write what was learned from the labelled images to this file")
     parser.add_argument("--csv", metavar="FILE", help="write all probabilities to this file")

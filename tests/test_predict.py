@@ -458,6 +458,35 @@ def test_folders_in_probabilities_out(tiny_run, folders, task, capsys, monkeypat
 
 
 @pytest.mark.long
+def test_labelled_queries_are_asked_like_others_and_scored(tiny_run, folders, task, capsys):
+    for number, y in enumerate(task.y_query):
+        folder = folders / "test" / (f"class {y}" if y else "of no class")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folders / "query" / f"{number:02}.png").rename(folder / f"{number:02}.png")
+    support = [str(tiny_run.path), "--support", str(folders / "support"), "--temperature", "0.5"]
+    found = predict.main(predict.parse([*support, "--test", str(folders / "test")]))
+    order = np.argsort([(folders / one).name for one in found.names])
+    unlabelled = predict.main(predict.parse([*support, "--query", str(folders / "test")]))
+    again = np.argsort([(folders / one).name for one in unlabelled.names])
+    np.testing.assert_allclose(found.probabilities[order], unlabelled.probabilities[again], atol=1e-6)
+    labels = np.array(found.labels)[order]
+    assert labels.tolist() == [f"class {y}" if y else "of no class" for y in task.y_query] and unlabelled.labels is None
+    right = np.array(found.predictions)[order] == labels
+    assert found.scores.right == (right.sum(), (task.y_query > 0).sum()) and found.scores.others_kept.of == 5
+    np.savez(folders / "test.npz", images=task.x_query, labels=[f"class {y}" for y in task.y_query])
+    arrays = predict.main(predict.parse([*support, "--test", str(folders / "test.npz")]))
+    assert arrays.scores.right.of == 20 and arrays.scores.classes.keys() == {f"class {y}" for y in range(4)}
+    capsys.readouterr()
+    both = ["--test", str(folders / "test.npz"), "--query", str(folders / "query")]
+    for arguments in (both, []):
+        with pytest.raises(SystemExit) as stopped:
+            predict.command_line([*support, *arguments])
+        assert stopped.value.code == 2 and "--query" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="expected either --query or --test, got neither"):
+        predicting.predict_folders(str(tiny_run.path), folders / "support")
+
+
+@pytest.mark.long
 def test_features_of_ones_own_from_training_to_probabilities(tmp_path, capsys):
     rng = np.random.default_rng(0)
 
