@@ -10,6 +10,7 @@ episodes.npz and predictions.npz.
 
 import argparse
 from collections.abc import Sequence
+from itertools import chain
 
 from fewshot.runners.cli.flags import OneLineParser, count_or_auto, whole_number
 from fewshot.runners.cli.launch import launch, leave
@@ -29,13 +30,13 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
     parser.add_argument("--episodes", type=count_or_auto, default=0, metavar="N", help="optimiser steps of a run")
     parser.add_argument("--out", metavar="DIR", help="default runs/NAME, or runs/NAME-quick")
     parser.add_argument("--seed", type=whole_number, default=0, help="of networks, training and inference (default 0)")
-    parser.add_argument("--seeds", type=whole_number, nargs="+", default=(), metavar="n", help="several, one by one")
+    parser.add_argument("--seeds", type=_seeds, nargs="+", default=(), metavar="n", help="several, one by one")
     parser.add_argument("--data-root", metavar="DIR", help="where data files are (default $FEWSHOT_DATA)")
     parser.add_argument(
         "--robustness", action="store_true", help="also test every method on corrupted images and on other classes"
     )
     given = vars(parser.parse_args(arguments))
-    config = ReproductionConfig(**given | {"seeds": tuple(given["seeds"])})
+    config = ReproductionConfig(**given | {"seeds": tuple(chain.from_iterable(given["seeds"]))})
     if config.name in COMPARISONS:
         selected(COMPARISONS[config.name], config)
     elif config.name not in STUDIES:
@@ -48,6 +49,10 @@ def parse(arguments: Sequence[str] | None = None) -> ReproductionConfig:
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(map(whole_number, _words(text)))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -198,6 +198,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tiny_d
     flags = tiny_omniglot.arguments(**cheap, settings=settings, run_dir=tmp_path / "run", data_root=tiny_data)
     message = error_line(capfd, *flags)
     assert message.startswith("the loss of step 2 is nan (1 tasks failed in it); the checkpoint of step 0 is kept;")
+    assert message.endswith("; try a smaller trainer.learning_rate, or try more --inner-steps")
+    learner = load_run(tmp_path / "run").learner
+    assert loop_module.advice(1, learner).startswith(
+        "no step was taken yet, so look at what --set"
+    )  # no rate has been used
     assert checkpoint.steps(tmp_path / "run" / "checkpoints") == [0]
     assert [record["step"] for record in run_directory.load(tmp_path / "run").read_metrics()] == [0]
     assert np.isfinite(load_run(tmp_path / "run").temperature)

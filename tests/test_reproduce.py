@@ -323,7 +323,7 @@ def test_learners_share_a_table_with_seeds_and_stop_where_validation_stands_stil
     (tmp_path / "out" / "results.json").unlink()  # the runs are there: tested again, and trained no further
     (again,) = reproduction.main(replace(config, methods=("still",)))
     assert again == rows[0] | {"test_seconds": again["test_seconds"], "training_seconds": again["training_seconds"]}
-    two = reproduction.main(reproduce.parse(["tiny", "--methods", "still", "--seeds", "0", "3", *_folders(config)]))
+    two = reproduction.main(reproduce.parse(["tiny", "--methods", "still", "--seeds", "0,3", *_folders(config)]))
     assert [row["seed"] for row in two] == [0, 3] and two[0] == again and two[1]["nll"] != again["nll"]
     lines = (tmp_path / "out" / "table.md").read_text().splitlines()
     assert lines[0].endswith(

@@ -1,6 +1,8 @@
 """Run folders and weight files: what is written comes back, and damage is named in one line."""
 
+import errno
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -199,3 +201,9 @@ def test_missing_weights_are_named(run):
     with pytest.raises(RunError) as error:
         run.load_weights()
     assert one_line(error).endswith(f"; train it anew with meta_train.py --config {run.path} --run-dir NEW")
+
+
+def test_only_a_full_disk_is_told_to_make_room():
+    with pytest.raises(RunError, match="Permission denied") as error, run_directory.told(Path("run")):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    assert one_line(error).endswith("; what was there before is kept, choose another folder")

@@ -245,15 +245,8 @@ class Training:
                 last = f"the checkpoint of step {kept[-1]} is kept" if kept else "there is no checkpoint yet"
                 raise DivergedError(
                     f"the loss of step {number} is {row.loss} ({failed} tasks failed in it); {last}; "
-                    f"try a smaller trainer.learning_rate{self._other_advice}"
+                    f"{advice(number, self.start.learner)}"
                 )
-
-    @property
-    def _other_advice(self) -> str:
-        """What else may keep the loss finite, after a smaller learning rate."""
-        if isinstance(self.start.learner, GaussianProcess):
-            return " or more --inner-steps"
-        return " or learner.inner_rate" if isinstance(self.start.learner, AdaptedLearner) else ""
 
     def _row(self, validated: bool) -> None:
         """Write one row of metrics: the steps since the last row, and, where `validated`, the model's scores."""
@@ -303,6 +296,19 @@ class Training:
             shown["validation"] = self.selection.shown(values[self.selection.name])
         self.shown |= shown
         self.progress.update(int(values["episodes"]), self.shown)
+
+
+def advice(step: int, learner: Learner) -> str:
+    """What may keep the loss of a step finite. That of the first one is the initial network's: no rate changes it."""
+    if step == 1:
+        said = (
+            "no step was taken yet, so look at what --set and a module of your own give the likelihood and the kernel"
+        )
+    else:
+        said = "try a smaller trainer.learning_rate"
+    if isinstance(learner, GaussianProcess):
+        return f"{said}, or try more --inner-steps"
+    return f"{said}, or try a smaller learner.inner_rate" if isinstance(learner, AdaptedLearner) else said
 
 
 def dispatch_size(step: int, together: int, periods: tuple[int, ...], last: int) -> int:

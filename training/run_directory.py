@@ -9,6 +9,7 @@ Every file but metrics.jsonl is replaced in one move: a process killed at any ti
 Where several processes train one model, the first alone writes.
 """
 
+import errno
 import json
 import math
 import os
@@ -284,9 +285,10 @@ def _is_number(value: object) -> bool:
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """What the system refuses to write, on a full disk above all, as a RunError."""
+    """What the system refuses to write as a RunError."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise RunError(f"expected to write {path}, got: {reason}; what was there before is kept, make room") from error
+        reason, full = error.strerror or error, error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "make room" if full else "choose another folder"
+        raise RunError(f"expected to write {path}, got: {reason}; what was there before is kept, {remedy}") from error
