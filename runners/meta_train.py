@@ -66,6 +66,7 @@ def _train(config: RunConfig, problem: Problem, directory: RunDirectory) -> Trai
         print(tables.batch_norm_note(run.learner.batch_norm), flush=True)
     failures = 0
     if run.learner.traits.trains_on is TrainsOn.NOTHING:
+        print(f"{config.learner} learns nothing, so no step is taken: its network stays as it is made", flush=True)
         _export_untrained(run, problem, directory)
     else:
         watched = config.tensorboard and directory.writes

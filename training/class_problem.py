@@ -82,11 +82,10 @@ class ClassProblem:
         shape = test_shape(config, test)
         episodes = draw_episodes(EVALUATION_SEED, "test", test, shape, config.trainer.test_episodes)
         raw = score(best.learner, embed(best.learner, test), episodes)
-        results = {
-            "trained": raw.tempered(best.temperature).summary(),
-            "trained, raw (temperature 1)": raw.summary(),
-        }
-        if run.learner.traits.trains_on is not TrainsOn.NOTHING:
+        learns = run.learner.traits.trains_on is not TrainsOn.NOTHING
+        name = "trained" if learns else "not trained"
+        results = {name: raw.tempered(best.temperature).summary(), f"{name}, raw (temperature 1)": raw.summary()}
+        if learns:
             untrained = self.untrained(run)
             results["untrained network"] = score(untrained, embed(untrained, test), episodes).summary()
         inputs = "features" if holds_features(self.splits.image_shape) else "pixels"
