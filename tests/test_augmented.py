@@ -1,4 +1,4 @@
-"""Conformance of the augmented likelihoods (L2, L3, L5, L6), of CAVI's bound (K5), and CDKT's two theorems."""
+"""Conformance of the augmented likelihoods, of CAVI's bound, and CDKT's two theorems."""
 
 from functools import partial
 
@@ -157,7 +157,7 @@ def test_the_augmented_bound_is_below_and_meets_it_at_a_point(likelihood, masked
 @double
 @each_likelihood
 def test_the_optimal_latents_make_the_bound_stationary(likelihood):
-    """L6, and the expected sites are the slope and curvature of the bound in the mean and variance of f."""
+    """The expected sites are the slope and curvature of the bound in the mean and variance of f."""
     y, q = jnp.asarray(Y), marginals(4)
     aux, _ = updated(likelihood, y, q)
 

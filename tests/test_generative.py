@@ -1,4 +1,4 @@
-"""The NumPyro model of one task: its density (L7), the shapes and the moments of its draws."""
+"""The NumPyro model of one task: its density, the shapes and the moments of its draws."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ DRAWS = 4000
 @pytest.mark.parametrize("kernel", ["rbf", "linear"])  # without and with features
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_log_density_is_prior_plus_log_likelihood(name, kernel):
-    """L7. A non-zero prior mean; for `linear` N > D, so that K is singular and f has no density but u has one."""
+    """A non-zero prior mean; for `linear` N > D, so that K is singular and f has no density but u has one."""
     task, likelihood = problem(0, kernel=kernel, features=4), LIKELIHOODS[name]()
     rank = 4 if kernel == "linear" else POINTS
     u = np.random.default_rng(1).normal(size=(CLASSES, rank))
@@ -46,7 +46,7 @@ def test_log_density_is_prior_plus_log_likelihood(name, kernel):
 @pytest.mark.parametrize("kernel", ["rbf", "linear"])
 @pytest.mark.parametrize("name", AUGMENTED)
 def test_augmented_log_density_is_prior_plus_tilt_plus_auxiliary_prior(name, kernel):
-    """L7 for the augmented model, at a draw of the latents given other logits than those of the density."""
+    """Of the augmented model too, at a draw of the latents given other logits than those of the density."""
     task, likelihood = problem(0, kernel=kernel, features=4), LIKELIHOODS[name]()
     rng = np.random.default_rng(1)
     u = rng.normal(size=(CLASSES, 4 if kernel == "linear" else POINTS))

@@ -1,4 +1,4 @@
-"""Conformance of every registered inference kernel (K1-K4, K8, K9), and the loops that run it."""
+"""Conformance of every registered inference kernel, and the loops that run it."""
 
 import inspect
 from functools import partial

@@ -1,4 +1,4 @@
-"""Conformance of every registered likelihood (L1, L4, L8), masks, label permutations, registration."""
+"""Conformance of every registered likelihood, masks, label permutations, registration."""
 
 import importlib
 import inspect
@@ -154,7 +154,7 @@ def test_prediction_is_within_five_errors_of_brute_monte_carlo(likelihood, maske
     assert (np.abs(value - reference.T) < tolerance).all()
 
 
-# L4: expectations of the log density
+# Expectations of the log density
 
 
 @double

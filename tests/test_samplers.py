@@ -1,4 +1,4 @@
-"""The Gibbs samplers are exact: against quadrature, against NUTS (K6), by joint-distribution tests and by calibration.
+"""The Gibbs samplers are exact: against quadrature, against NUTS, by joint-distribution tests and by calibration.
 
 Every check takes `sign`, by which the shifts of the sites are multiplied: 1 is the sampler as it is, -1 a planted
 error that the check has to catch. The slow ones test that too. Sizes are such that a check takes a minute or two.
@@ -207,7 +207,7 @@ def test_slices_within_a_sweep_leave_the_posterior_invariant(monkeypatch):
         values = np.asarray(sweep(jax.random.key(1)), np.float64)
         return np.abs(values.mean(0) - expected) / values.std(0) * np.sqrt(len(values))
 
-    bound = norm.isf(FAMILY / (2 * len(expected)))  # of the largest of all moments, as in K6
+    bound = norm.isf(FAMILY / (2 * len(expected)))  # of the largest of all moments
     assert errors(LogisticSoftmax()).max() < bound
     # So large an error is found with all but one of 10,000 seeds.
     assert errors(Doubled()).max() > bound + norm.isf(1e-4)
@@ -215,7 +215,7 @@ def test_slices_within_a_sweep_leave_the_posterior_invariant(monkeypatch):
     assert errors(LogisticSoftmax()).max() > bound + norm.isf(1e-4)
 
 
-# K6: means and standard deviations against NUTS
+# Means and standard deviations against NUTS
 
 
 @functools.cache
@@ -276,7 +276,7 @@ def differences_from_nuts(name, sign, chains=32, samples=2500):
 @pytest.mark.slow
 @names
 def test_gibbs_agrees_with_nuts(name, record_property):
-    """K6: the largest of all M comparisons is below the normal quantile at .01/(2M)."""
+    """The largest of all M comparisons is below the normal quantile at .01/(2M)."""
     scores, effective = differences_from_nuts(name, 1.0)
     bound = norm.isf(FAMILY / (2 * len(scores)))
     record_property("largest", float(scores.max()))
