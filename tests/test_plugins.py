@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
-from fewshot import models
+from fewshot import Softmax, check_inference, models
+from fewshot.inference import INFERENCE
+from fewshot.inference.inner.base import NEEDS
 from fewshot.learners import LEARNERS
+from fewshot.models.conformance import ConformanceError
 from fewshot.runners import evaluate, meta_train, reproduce
 from fewshot.runners.studies.comparisons import COMPARISONS
 from fewshot.tasks import DATASETS, DataError, load
@@ -41,6 +44,16 @@ def mine(tmp_path, monkeypatch):
 
     yield forget
     forget()
+
+
+@pytest.fixture
+def newton(tmp_path, monkeypatch):
+    """That of an inference."""
+    use_example("developing.md", "newton", tmp_path, monkeypatch)
+    yield
+    sys.modules.pop("newton", None)
+    INFERENCE.pop("newton", None)
+    NEEDS.pop("newton", None)
 
 
 @pytest.fixture
@@ -81,6 +94,23 @@ def test_a_comparison_of_ones_own_is_run(beside, tmp_path, capsys):
     table = (tmp_path / "out" / "table.md").read_text()
     assert table.index("prototypical") < table.index("centres")
     assert (tmp_path / "out" / "comparison.png").exists()
+
+
+@pytest.mark.long
+def test_an_inference_of_ones_own_passes_and_is_trained(newton, tmp_path, capsys):
+    load_plugins()
+    names = check_inference(INFERENCE["newton"](Softmax()), variational=False)
+    assert "settles" in names and "has an evidence" in names
+    with pytest.raises(ConformanceError, match="the bound is stationary"):
+        check_inference(INFERENCE["newton"](Softmax()))
+    few = [f"trainer.{kind}_episodes=8" for kind in ("validation", "temperature", "test")]
+    words = ["--dataset", "glyphs", "--backbone", "mlp", "--episodes", "4", "--inference", "newton"]
+    settings = ["--set", "inference.rho=0.5", *few]
+    assert meta_train.command_line([*words, "--run-dir", str(tmp_path / "run"), *settings]) == 0
+    assert load_run(tmp_path / "run").config.inference == "newton"
+    with pytest.raises(SystemExit, match="2"):
+        meta_train.command_line(["--inference", "newton", "--likelihood", "student-t", "--dataset", "sinusoids"])
+    assert "newton needs local_sites; StudentT offers none" in capsys.readouterr().err
 
 
 def test_a_data_set_of_ones_own_is_loaded_and_named(digits, capsys):
