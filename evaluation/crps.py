@@ -13,10 +13,13 @@ import numpyro.distributions as dist
 from jax.scipy.special import betaln, ndtr, ndtri
 from jaxtyping import Array, Float
 
+from fewshot.models.student_t import log_gamma_ratio
+
 Parameter = Float[Array | np.ndarray, "#Q"]  # of a distribution: one for all queries, or one for each
 NODES = 64  # of Gauss and Legendre, on either side of y
 BISECTIONS = 50
 WIDEST = 1e3  # scales from the centre of a Student-t distribution within which its quantiles are looked for
+HILL = 50  # degrees of freedom of a Student-t distribution from which on it has a normal deviate
 TAIL = 1e-5  # probability beyond which no distribution function is integrated
 
 
@@ -41,12 +44,35 @@ def student_t_crps(dof: Parameter, mean: Parameter, scale: Parameter, y: Float[A
 
     f and F are those of t with nu > 1 degrees of freedom; infinite for fewer.
     """
-    z = (y - mean) / scale
-    standard = dist.StudentT(dof)
-    spread = jnp.exp(betaln(0.5, dof - 0.5) - 2 * betaln(0.5, 0.5 * dof))
-    found = z * (2 * standard.cdf(z) - 1) + 2 * jnp.exp(standard.log_prob(z)) * (dof + z**2) / (dof - 1)
+    z, dof = (y - mean) / scale, jnp.asarray(dof)
+    spread = jnp.exp(_log_beta_half(dof - 0.5) - 2 * _log_beta_half(0.5 * dof))
+    density = jnp.exp(-_log_beta_half(0.5 * dof) - 0.5 * (dof + 1) * jnp.log1p(z**2 / dof)) / jnp.sqrt(dof)
+    found = z * (2 * student_t_cdf(z, dof) - 1) + 2 * density * (dof + z**2) / (dof - 1)
     value = scale * (found - 2 * jnp.sqrt(dof) / (dof - 1) * spread)
     return jnp.where(dof > 1, value, jnp.inf)
+
+
+def student_t_cdf(z: Float[Array, " Q"], dof: Parameter) -> Float[Array, " Q"]:
+    """P(t <= z) with nu degrees of freedom: from 50 on by Hill's normal deviate (1970, CACM algorithm 395).
+
+    With a = nu - 1/2, b = 48 a^2 and y = a log(1 + z^2 / nu) it is Phi of the sign of z times
+
+        y^1/2 [1 + (y + 3 - (0.4 y^3 + 3.3 y^2 + 24 y + 85.5) / (0.8 y^2 + 100 + b)) / b]
+
+    within 1e-13. The incomplete beta function is off in single precision, with 1,000 degrees of freedom by 5e-5, with
+    100,000 by 0.002.
+    """
+    a = jnp.asarray(dof) - 0.5
+    b, y = 48 * a**2, a * jnp.log1p(z**2 / dof)
+    correction = (85.5 + y * (24.0 + y * (3.3 + 0.4 * y))) / (0.8 * y**2 + 100.0 + b)
+    deviate = jnp.sign(z) * jnp.sqrt(y) * (1 + (y + 3 - correction) / b)
+    return jnp.where(dof >= HILL, ndtr(deviate), dist.StudentT(dof).cdf(z))
+
+
+def _log_beta_half(b: Array) -> Array:
+    """log B(1/2, b): of large b nothing cancels."""
+    ratio = jnp.vectorize(lambda b: log_gamma_ratio(0.5, b))(b) + 0.5 * jnp.log(b)
+    return jnp.where(b > HILL / 2 - 1, 0.5 * np.log(np.pi) - ratio, betaln(0.5, b))
 
 
 def integrated_crps(distribution: dist.Distribution, y: Float[Array, " Q"]) -> Float[Array, " Q"]:
@@ -82,11 +108,17 @@ def quantile(distribution: dist.Distribution, probability: float) -> Float[Array
     def halved(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = 0.5 * (low + high)
-        above = distribution.cdf(middle) > probability
+        above = _cdf(distribution, middle) > probability
         return jnp.where(above, low, middle), jnp.where(above, middle, high)
 
     low, high = jax.lax.fori_loop(0, BISECTIONS, halved, (low, high))
     return 0.5 * (low + high)
+
+
+def _cdf(distribution: dist.Distribution, t: Array) -> Array:
+    if isinstance(distribution, dist.StudentT):
+        return student_t_cdf((t - distribution.loc) / distribution.scale, distribution.df)
+    return distribution.cdf(t)
 
 
 def _bracket(distribution: dist.Distribution, probability: float) -> tuple[Array, Array]:

@@ -8,7 +8,7 @@ import pytest
 from problems import double
 from scipy import integrate, stats
 
-from fewshot.evaluation.crps import crps, integrated_crps, quantile
+from fewshot.evaluation.crps import crps, integrated_crps, quantile, student_t_cdf
 from fewshot.evaluation.real_scores import RealScores, _vague_where_failed, judge
 from fewshot.inference.inner.base import Code
 
@@ -45,6 +45,26 @@ def test_crps_and_quantiles_are_those_of_the_distribution_function(name):
         np.testing.assert_allclose(integrated_crps(found, jnp.asarray(Y)), expected, rtol=1e-6)
     for probability in (0.05, 0.5, 0.75):
         np.testing.assert_allclose(cdf(np.asarray(quantile(found, probability))), probability, atol=1e-9)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("dof", [49.9, 50.0, 1e3, 1e6])
+@double
+def test_many_degrees_of_freedom_lose_no_digits(dof, dtype):
+    """Beside SciPy's, about the number from which on Hill's deviate is taken, and far beyond."""
+    tolerance = {"atol": 1e-10 if dtype == np.float64 else 5e-6}
+    ones = jnp.ones(len(Y), dtype)
+    found, exact = dist.StudentT(dof * ones, 0 * ones, ones), stats.t(dof)
+    np.testing.assert_allclose(student_t_cdf(jnp.asarray(Y, dtype), dof * ones), exact.cdf(Y), **tolerance)
+    expected = [
+        integrate.quad(lambda t: exact.cdf(t) ** 2, -np.inf, y, epsabs=1e-12)[0]
+        + integrate.quad(lambda t: exact.sf(t) ** 2, y, np.inf, epsabs=1e-12)[0]
+        for y in Y
+    ]
+    np.testing.assert_allclose(crps(found, jnp.asarray(Y, dtype)), expected, **tolerance)
+    for probability in (0.025, 0.9):
+        np.testing.assert_allclose(quantile(found, probability), exact.ppf(probability), **tolerance)
 
 
 def test_other_distributions_are_refused():
