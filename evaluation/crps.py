@@ -13,8 +13,6 @@ import numpyro.distributions as dist
 from jax.scipy.special import betaln, ndtr, ndtri
 from jaxtyping import Array, Float
 
-from fewshot.models.student_t import log_gamma_ratio
-
 Parameter = Float[Array | np.ndarray, "#Q"]  # of a distribution: one for all queries, or one for each
 NODES = 64  # of Gauss and Legendre, on either side of y
 BISECTIONS = 50
@@ -45,8 +43,9 @@ def student_t_crps(dof: Parameter, mean: Parameter, scale: Parameter, y: Float[A
     f and F are those of t with nu > 1 degrees of freedom; infinite for fewer.
     """
     z, dof = (y - mean) / scale, jnp.asarray(dof)
-    spread = jnp.exp(_log_beta_half(dof - 0.5) - 2 * _log_beta_half(0.5 * dof))
-    density = jnp.exp(-_log_beta_half(0.5 * dof) - 0.5 * (dof + 1) * jnp.log1p(z**2 / dof)) / jnp.sqrt(dof)
+    log_beta = betaln(0.5, 0.5 * dof)
+    spread = jnp.exp(betaln(0.5, dof - 0.5) - 2 * log_beta)
+    density = jnp.exp(-log_beta - 0.5 * (dof + 1) * jnp.log1p(z**2 / dof)) / jnp.sqrt(dof)
     found = z * (2 * student_t_cdf(z, dof) - 1) + 2 * density * (dof + z**2) / (dof - 1)
     value = scale * (found - 2 * jnp.sqrt(dof) / (dof - 1) * spread)
     return jnp.where(dof > 1, value, jnp.inf)
@@ -67,12 +66,6 @@ def student_t_cdf(z: Float[Array, " Q"], dof: Parameter) -> Float[Array, " Q"]:
     correction = (85.5 + y * (24.0 + y * (3.3 + 0.4 * y))) / (0.8 * y**2 + 100.0 + b)
     deviate = jnp.sign(z) * jnp.sqrt(y) * (1 + (y + 3 - correction) / b)
     return jnp.where(dof >= HILL, ndtr(deviate), dist.StudentT(dof).cdf(z))
-
-
-def _log_beta_half(b: Array) -> Array:
-    """log B(1/2, b): of large b nothing cancels."""
-    ratio = jnp.vectorize(lambda b: log_gamma_ratio(0.5, b))(b) + 0.5 * jnp.log(b)
-    return jnp.where(b > HILL / 2 - 1, 0.5 * np.log(np.pi) - ratio, betaln(0.5, b))
 
 
 def integrated_crps(distribution: dist.Distribution, y: Float[Array, " Q"]) -> Float[Array, " Q"]:
