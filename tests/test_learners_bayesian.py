@@ -55,6 +55,7 @@ def test_the_stein_direction_is_a_step_of_numpyro():
     assert np.abs(after - before).max() > 0.1
 
 
+@pytest.mark.long
 def test_particles_that_are_alike_climb_together():
     rows, gradients = jnp.ones((4, 3)), jnp.arange(12.0).reshape(4, 3)
     found, slope = jax.value_and_grad(lambda rows: stein_direction(rows, gradients).sum())(rows)

@@ -137,6 +137,7 @@ def test_exact_inference_is_that_of_the_joint_density():
     np.testing.assert_allclose(found.factor, found.scale.mean())
 
 
+@pytest.mark.long
 def test_the_evidence_is_exact_in_single_precision_where_a_label_lies_far_out():
     """By the determinant itself: beta, 7e8 here, leaves nothing of it where both are subtracted."""
     x = jnp.linspace(0.0, 1.0, 20)[:, None]

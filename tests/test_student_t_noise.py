@@ -78,6 +78,7 @@ def test_outliers_have_the_density_of_a_student_t_distribution(dof, single, many
     assert all(np.isfinite(slope) for slope in jax.grad(density)(likelihood.parameters()).values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @double
 def test_little_noise_beside_an_unsure_function(dtype):
