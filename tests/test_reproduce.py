@@ -303,6 +303,12 @@ CHEAP = CHANGES | {"backbone": "mlp"}
 STILL = {"trainer.learning_rate": 1e-12, "trainer.patience": 1 / 3, "trainer.validate_every": 6}
 
 
+def test_seeds_are_divided_by_commas_or_spaces():
+    assert reproduce.parse(["omniglot-emnist", "--seeds", "0,3", "5"]).seeds == (0, 3, 5)
+    with pytest.raises(ConfigError, match="expected a whole number from 0, got 'x'"):
+        reproduce.parse(["omniglot-emnist", "--seeds", "0,x"])
+
+
 @pytest.mark.slow
 def test_learners_share_a_table_with_seeds_and_stop_where_validation_stands_still(tiny_data, tmp_path, monkeypatch):
     """With next to no learning no validation is better than the first: a third of 30 steps later the run is over."""
