@@ -216,7 +216,7 @@ def html_page(found: Predicted, query: Images) -> str:
     notes = [
         f"Classes and their labelled pictures: {classes}{found.shown}.",
         f"{summary(found)}. Orange: left open.",
-        *([f"{'. '.join(scores_lines(found.scores))}. Struck out: wrong."] if found.scores else []),
+        *([*(f"{line}." for line in scores_lines(found.scores)), "Struck out: wrong."] if found.scores else []),
         *([f"{trial(found)}. Unknown: {_meaning(found)}. Red: strange."] if found.left_out else []),
         *([f"Label next: {asked_for(found)}."] if found.to_label else []),
     ]
